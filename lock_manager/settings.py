@@ -254,9 +254,9 @@ def check_seconds(name: str, value: float, low: float = 0, high: float = _MAX_SE
         raise SettingsError(f"{name}={value!r}: must be a number of seconds from {low:g} to {high:g}")
 
 
-def names_ensemble(environ: Mapping[str, str]) -> bool:
-    """Return whether ``SLUICE_ZK_HOSTS`` is set and not blank."""
-    return bool(environ.get(f"{ENVIRONMENT_PREFIX}ZK_HOSTS", "").strip())
+def names_coordinator(environ: Mapping[str, str]) -> bool:
+    """Return whether ``SLUICE_ZK_HOSTS`` or ``SLUICE_LOCK_URL`` is set and not blank."""
+    return any(environ.get(ENVIRONMENT_PREFIX + name.upper(), "").strip() for name in _PLACES)
 
 
 def _check_hosts(zk_hosts: str) -> None:

@@ -32,9 +32,7 @@ def read_id(store: ObjectStore) -> str | None:
 def ensure_id(store: ObjectStore, deadline: Deadline, stop: Callable[[], object] = lambda: None) -> str:
     """Return the UUID of the coordinator, and create it at the first use.
 
-    Three more requests prove that the store refuses a PUT whose condition does not hold, and makes one whose condition
-    holds: there are stores that accept the conditions and ignore them, and a lock on them excludes no client. They do
-    not prove that the store decides about PUTs at the same time one after the other.
+    Three more requests prove that the store keeps the conditions of requests (:func:`prove_conditions`).
 
     Args:
         store: The store.
@@ -59,21 +57,42 @@ def _ensure_id(store: ObjectStore) -> str:
         data = json.dumps({"format": FORMAT, "id": str(uuid.uuid4())}).encode()
         stored = StoredObject(store.write(KEY, data, None), data)
     ensemble_id = _parse(store, stored)
-    # The same content: if the store ignores the conditions, nothing changes.
-    if not all(_refuses(store, stored, etag) for etag in (None, _OTHER_ETAG)):
+    prove_conditions(store, KEY, stored)
+    return ensemble_id
+
+
+def prove_conditions(store: ObjectStore, key: str, stored: StoredObject) -> None:
+    """Prove that the store refuses a PUT whose condition does not hold, and makes one whose condition holds.
+
+    There are stores that accept the conditions and ignore them, and a lock on them excludes no client. The three
+    requests do not prove that the store decides about PUTs at the same time one after the other: ``sluice doctor``
+    tries that.
+
+    Args:
+        store: The store.
+        key: Key of an object.
+        stored: The object. It is written again with the same content, so that nothing changes if the store ignores the
+            conditions.
+
+    Raises:
+        EnsembleRefusedError: S3 refused a request, or ignores conditions.
+        ConflictError: Another client has written the object. Read it again, and repeat the proof.
+        UnansweredError: See :class:`ObjectStore`.
+
+    """
+    if not all(_refuses(store, key, stored, etag) for etag in (None, _OTHER_ETAG)):
         raise EnsembleRefusedError(store.url, "conditional writes are ignored", service=S3)
-    if _refuses(store, stored, stored.etag):
-        current = store.read(KEY)
+    if _refuses(store, key, stored, stored.etag):
+        current = store.read(key)
         if current is None or current.etag != stored.etag:
             # A store may give the same content a new ETag. Then another client has written it.
             raise ConflictError(is_decided=True)
         raise EnsembleRefusedError(store.url, "a write with the right ETag is refused", service=S3)
-    return ensemble_id
 
 
-def _refuses(store: ObjectStore, stored: StoredObject, etag: str | None) -> bool:
+def _refuses(store: ObjectStore, key: str, stored: StoredObject, etag: str | None) -> bool:
     try:
-        store.write(KEY, stored.data, etag)
+        store.write(key, stored.data, etag)
     except ConflictError as error:
         if not error.is_decided:
             raise

@@ -176,7 +176,7 @@ class ObjectStore:
     def _call(self, name: str, **arguments: Any) -> Any:
         exceptions = _botocore_exceptions()
         try:
-            return self._answer(lambda: getattr(self._client(), name)(Bucket=self._bucket, **arguments))
+            return self._answer(lambda: getattr(self.client, name)(Bucket=self._bucket, **arguments))
         except exceptions.ClientError as error:
             status = int(error.response["ResponseMetadata"]["HTTPStatusCode"])
             code = str(error.response["Error"].get("Code") or status)
@@ -205,7 +205,15 @@ class ObjectStore:
     def _refusal(self, error: _RefusedError) -> EnsembleRefusedError:
         return EnsembleRefusedError(self.url, error.code, service=S3)
 
-    def _client(self) -> Any:
+    @property
+    def client(self) -> Any:
+        """The boto3 client; the first use creates it.
+
+        Raises:
+            EnsembleRefusedError: The configuration of boto3 is malformed or incomplete.
+            SettingsError: boto3 is not installed.
+
+        """
         with self._lock:
             if self._boto_client is None:
                 self._boto_client = _new_client()

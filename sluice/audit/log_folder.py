@@ -187,8 +187,9 @@ def s3_errors() -> tuple[type[Exception], ...]:
 
 
 def s3_response(error: BaseException) -> tuple[int, str]:
-    """Return the HTTP status and the error code of the S3 response that caused an error; 0 and "" if none did."""
-    response: dict[str, Any] = getattr(error.__cause__, "response", None) or {}
+    """Return HTTP status and error code of the S3 response of boto3's error, or of its cause; 0 and "" without one."""
+    source = error if hasattr(error, "response") else error.__cause__
+    response: dict[str, Any] = getattr(source, "response", None) or {}
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     return status, response.get("Error", {}).get("Code", "")
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sluice.commands.options import ZooKeeperOption
+from sluice.commands.options import LockUrlOption, ZooKeeperOption
 from sluice.console import plain_console
 from sluice.interrupts import interruptible
 
@@ -123,6 +123,7 @@ def run(
     *,
     is_module: Annotated[bool, typer.Option("-m", help="Run a module, as python -m does.")] = False,
     zookeeper: ZooKeeperOption = None,
+    lock_url: LockUrlOption = None,
     guard: Annotated[
         GuardMode | None,
         typer.Option(help="How to treat a commit that gets no lock.  [dim]default: required[/]"),
@@ -141,7 +142,12 @@ def run(
     """
     from sluice.submit.program import run_program  # noqa: PLC0415
 
-    settings = {"spark.sluice.zookeeper": zookeeper, "spark.sluice.guard": guard, "spark.sluice.lock": lock}
+    settings = {
+        "spark.sluice.zookeeper": zookeeper,
+        "spark.sluice.lockUrl": lock_url,
+        "spark.sluice.guard": guard,
+        "spark.sluice.lock": lock,
+    }
     chosen = {name: str(value) for name, value in settings.items() if value}
     run_program(program, arguments or [], is_module=is_module, settings=chosen)
 

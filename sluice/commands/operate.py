@@ -17,10 +17,9 @@ from sluice.commands.options import (
     LockUrlOption,
     StorageOption,
     ZooKeeperOption,
-    is_ensemble_given,
+    is_coordinator_given,
     lock_settings,
     parse_pairs,
-    zookeeper_settings,
 )
 from sluice.console import FAILED, plain_console
 from sluice.interrupts import Interrupted, interruptible
@@ -46,7 +45,7 @@ def status(
 
     Shows start time, host, process, Spark application, job and fencing token.
     Except for the token, these are values that the writers report. Reads only
-    ZooKeeper, and changes nothing.
+    ZooKeeper or the objects of locks on S3, and changes nothing.
 
     [bold]sluice status --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
     [bold]sluice status s3a://lake/flights --watch[/]
@@ -54,7 +53,7 @@ def status(
 
     With --watch, --fail-if-waiting ends the watch at the first long wait.
 
-    Exit codes: 0 listed, 1 ZooKeeper does not answer or refuses, 2 bad arguments,
+    Exit codes: 0 listed, 1 no answer or refused, 2 bad arguments,
     3 a writer has waited for longer than --fail-if-waiting, 130 Ctrl-C.
     """
     from lock_manager.resources import TableResource  # noqa: PLC0415
@@ -171,12 +170,13 @@ def _user_confirms(question: str) -> bool:
 def doctor(
     *,
     zookeeper: ZooKeeperOption = None,
+    lock_url: LockUrlOption = None,
     lock_root: LockRootOption = None,
     table: Annotated[
         str | None,
         typer.Option(
             metavar="URI",
-            help="Also check that its store refuses to overwrite, and that this ensemble adopted the table.",
+            help="Also check that its store refuses to overwrite, and that this coordinator adopted the table.",
         ),
     ] = None,
     bucket: Annotated[str | None, typer.Option(metavar="NAME", help="Check the store of an S3 bucket.")] = None,
@@ -187,13 +187,17 @@ def doctor(
 
     The ensemble: every server answers, there is one leader and a quorum that
     accepts writes; versions, latency, clocks, and permissions below the lock
-    root. This machine: Python packages, pinned jars, the guarded log store.
-    With --table or --bucket: the store refuses to overwrite, also if several
-    writers try at once. With --table: this ensemble has adopted the table. All
-    scratch objects are removed. Without an ensemble the other checks still run,
-    and the ensemble is reported as missing.
+    root. Or the bucket of locks on S3: the store keeps the conditions of PUTs,
+    also if several clients try at once; permissions, latency, and rules that may
+    delete locks. It writes the object doctor.json below the prefix. This machine:
+    Python packages, pinned jars, the guarded log store. With --table or --bucket:
+    the store refuses to overwrite, also if several writers try at once; scratch
+    objects are removed. With --table: this coordinator has adopted the table.
+    Without a coordinator the other checks still run, and it is reported as
+    missing.
 
     [bold]sluice doctor --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
+    [bold]sluice doctor --lock-url s3-lease://lake-locks/locks[/]
     [bold]sluice doctor --table s3a://lake/flights[/]
 
     Exit codes: 0 no check failed (a note is not a failure), 1 a check failed,
@@ -204,7 +208,8 @@ def doctor(
     if table is not None and bucket is not None:
         raise typer.BadParameter("cannot be combined with --table", param_hint="--bucket")
     options = parse_pairs(storage_option)
-    settings = zookeeper_settings(zookeeper, lock_root) if is_ensemble_given(zookeeper) else None
+    is_given = is_coordinator_given(zookeeper, lock_url)
+    settings = lock_settings(zookeeper, lock_root, lock_url=lock_url) if is_given else None
     store = f"s3://{bucket}" if bucket is not None else table
     with interruptible():
         findings = examine(settings, store, options, table=table)

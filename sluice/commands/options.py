@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from lock_manager import LockSettings
 from lock_manager.errors import SettingsError
-from lock_manager.settings import names_ensemble
+from lock_manager.settings import names_coordinator
 from sluice.console import errors_as_sentences
 
 
@@ -150,9 +150,9 @@ def parse_pairs(arguments: list[str] | None, option: str = "--storage-option") -
     return pairs
 
 
-def is_ensemble_given(zookeeper: str | None) -> bool:
-    """Return whether the option or the environment names an ensemble."""
-    return zookeeper is not None or names_ensemble(os.environ)
+def is_coordinator_given(zookeeper: str | None, lock_url: str | None) -> bool:
+    """Return whether the options or the environment name a coordinator."""
+    return zookeeper is not None or lock_url is not None or names_coordinator(os.environ)
 
 
 def zookeeper_settings(zookeeper: str | None, lock_root: str | None = None) -> LockSettings:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from lock_manager import Adoption, canonical_table_uri
 from lock_manager.errors import SluiceError
+from lock_manager.managers import inspector_of
 from lock_manager.settings import LockSettings
-from lock_manager.zookeeper.inspector import LockInspector
+from lock_manager.table_records.adoption import OPTIMISTIC_ENSEMBLE
 from sluice.audit.log_files import versions_in
 from sluice.audit.log_folder import LogFolder, error_text, open_log, open_table
 from sluice.doctor.finding import Finding, failed, note, ok
@@ -23,9 +24,7 @@ def adoption_finding(settings: LockSettings, table: str, storage_options: Mappin
         if not versions_in(log.names()):
             return note(_CHECK, f"there is no Delta table at {table} yet: adopt it after its first version is written")
         adoption = _read_adoption(log)
-        with LockInspector(settings) as inspector:
-            ensemble = inspector.ensemble_id()
-        return compare_adoption(table, adoption, ensemble, canonical_table_uri(log.uri))
+        return compare_adoption(table, adoption, _ensemble_id(settings), canonical_table_uri(log.uri))
     except SluiceError as error:
         return failed(_CHECK, f"could not be compared: {error}")
 
@@ -36,7 +35,7 @@ def compare_adoption(table: str, adoption: Adoption | None, ensemble: str | None
     Args:
         table: The table as the user named it.
         adoption: The table's adoption; None if it is not adopted.
-        ensemble: UUID of this ensemble; None if no table was ever locked below the lock root.
+        ensemble: UUID of this ensemble; None if no table was ever locked in it.
         name: Canonical URI of the name that the user gave.
 
     """
@@ -53,13 +52,12 @@ def compare_adoption(table: str, adoption: Adoption | None, ensemble: str | None
             f"moved: run `sluice adopt {table} --move`",
         )
     if adoption.ensemble != ensemble:
-        this_ensemble = (
-            "nothing was ever locked below this lock root" if ensemble is None else f"this is ensemble {ensemble}"
-        )
+        this_ensemble = "nothing was ever locked in this one" if ensemble is None else f"this is ensemble {ensemble}"
         return failed(
             _CHECK,
             f"the table is adopted by ensemble {adoption.ensemble}, but {this_ensemble}: commits will be refused. Use "
-            "the ZooKeeper and lock root of the adopting ensemble, or move the table to this one: run "
+            "the coordinator of the adopting ensemble (--zookeeper with --lock-root, or --lock-url), or move the table "
+            "to this one: run "
             f"`sluice adopt {table} --move`",
         )
     if adoption.table is None:
@@ -69,6 +67,13 @@ def compare_adoption(table: str, adoption: Adoption | None, ensemble: str | None
             f"adopted it. So a lock on another name of the table is accepted: run `sluice adopt {table}`",
         )
     return ok(_CHECK, f"the table is adopted by this ensemble, {ensemble}, and under this name")
+
+
+def _ensemble_id(settings: LockSettings) -> str | None:
+    if settings.is_optimistic:
+        return OPTIMISTIC_ENSEMBLE
+    with inspector_of(settings) as inspector:
+        return inspector.ensemble_id()
 
 
 def _read_adoption(log: LogFolder) -> Adoption | None:

@@ -9,11 +9,11 @@ from rich.text import Text
 
 from lock_manager import LockSettings
 from sluice.audit.checks import count_text
-from sluice.doctor.finding import Finding, Verdict, failed
+from sluice.doctor.finding import Finding, Verdict, failed, note
 
-_NO_ENSEMBLE = (
+_NO_COORDINATOR = (
     "no ensemble is given, so no lock can be checked: give --zookeeper host:port,… or set SLUICE_ZK_HOSTS "
-    "(`sluice zookeeper` runs an ensemble for first tries)"
+    "(`sluice zookeeper` runs an ensemble for first tries), or give --lock-url s3-lease://BUCKET/PREFIX"
 )
 
 
@@ -23,27 +23,40 @@ def examine(
     """Run all checks, and return their findings. A fault is a finding, not an error.
 
     Args:
-        settings: Settings of the lock. None if no ensemble is given: a fault, and the adoption is not checked.
+        settings: Settings of the lock. None if no coordinator is given: a fault, and the adoption is not checked.
         store: ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path, to check its conditional PUT; None to omit that check.
         table: Location of a table, to check its adoption; None to omit that check.
 
     Raises:
         LogAccessError, ResourceError: ``store`` is malformed, or of a kind that cannot be checked.
+        SettingsError: The locks are on S3, and boto3 is not installed.
 
     """
     from sluice.doctor.adoption import adoption_finding  # noqa: PLC0415
-    from sluice.doctor.ensemble import ensemble_findings  # noqa: PLC0415
     from sluice.doctor.machine import machine_findings  # noqa: PLC0415
     from sluice.doctor.scratch import scratch_objects  # noqa: PLC0415
     from sluice.doctor.spark import defaults_finding  # noqa: PLC0415
     from sluice.doctor.store import store_findings  # noqa: PLC0415
 
     scratch = None if store is None else scratch_objects(store, storage_options)
-    ensemble = [failed("ensemble", _NO_ENSEMBLE)] if settings is None else ensemble_findings(settings)
-    findings = [*ensemble, *machine_findings(), defaults_finding()]
+    findings = [*_coordinator_findings(settings), *machine_findings(), defaults_finding()]
     findings += [] if scratch is None else store_findings(scratch)
     if table is not None and settings is not None:
         findings.append(adoption_finding(settings, table, storage_options))
+    return findings
+
+
+def _coordinator_findings(settings: LockSettings | None) -> list[Finding]:
+    from sluice.doctor.ensemble import ensemble_findings  # noqa: PLC0415
+    from sluice.doctor.lock_bucket import lock_bucket_findings  # noqa: PLC0415
+
+    if settings is None:
+        return [failed("ensemble", _NO_COORDINATOR)]
+    if settings.lock_url and not settings.is_optimistic:
+        return lock_bucket_findings(settings)
+    findings = [] if settings.lock_url else ensemble_findings(settings)
+    if settings.is_optimistic:
+        findings.append(note("locks", f"{settings.coordinator}: no lock, a write that loses a race is repeated"))
     return findings
 
 

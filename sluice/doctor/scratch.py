@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from lock_manager.resources import canonical_table_uri
 from sluice.audit.log_folder import parse_s3, s3_client, s3_errors, s3_response
+from sluice.doctor.rivals import ContestedObject
 from sluice.errors import LogAccessError, ScratchObjectError
 
 # 412: the object exists; 409: a concurrent request writes it (ConditionalRequestConflict).
@@ -21,26 +22,11 @@ _EXISTS = (409, 412)
 _NOT_FOUND = 404
 
 
-class ScratchObject(Protocol):
-    """A scratch object that does not exist yet.
+class ScratchObject(ContestedObject, Protocol):
+    """A scratch object that does not exist yet. ``put`` creates it.
 
     Methods raise ScratchObjectError if the store refuses for another reason than documented, or does not answer.
-
-    Attributes:
-        location: Its URI or path, for messages.
-
     """
-
-    location: str
-
-    def put(self, content: bytes, ready: Callable[[], object] = lambda: None) -> bool:
-        """Create the object if it does not exist. Return whether it was created.
-
-        Several threads may call this at the same time. ``ready`` is called right before the request is sent.
-        """
-
-    def read(self) -> bytes | None:
-        """Return the content; None if the object does not exist."""
 
     def remove(self) -> None:
         """Delete the object if it exists."""
@@ -58,8 +44,9 @@ def scratch_objects(location: str, options: Mapping[str, str]) -> Callable[[], S
     """
     if (bucket_and_prefix := parse_s3(location)) is not None:
         bucket, prefix = bucket_and_prefix
-        client = _S3Client(options)
-        return lambda: _S3Object(client, bucket, f"{prefix}/_sluice/doctor-{uuid.uuid4().hex}".lstrip("/"))
+        client = s3_client(options)
+        notice = PutNotice(client)
+        return lambda: _S3Object(client, notice, bucket, f"{prefix}/_sluice/doctor-{uuid.uuid4().hex}".lstrip("/"))
     uri = canonical_table_uri(location)
     if not uri.startswith("file:"):
         raise LogAccessError(
@@ -69,17 +56,17 @@ def scratch_objects(location: str, options: Mapping[str, str]) -> Callable[[], S
     return lambda: _LocalObject(Path(uri.removeprefix("file:")))
 
 
-class _S3Client:
-    """An S3 client that calls a function, once for each PUT, right before the request is sent."""
+class PutNotice:
+    """Calls a function right before an S3 client sends a PUT, once for each PUT."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self.boto: Any = s3_client(options)
+    def __init__(self, client: Any) -> None:
         self._thread_local = threading.local()
-        self.boto.meta.events.register("before-send.s3.PutObject", self._before_send)
+        client.meta.events.register("before-send.s3.PutObject", self._before_send)
 
-    def put(self, ready: Callable[[], object], **arguments: Any) -> None:
+    def call(self, ready: Callable[[], object], put: Callable[[], object]) -> None:
+        """Run ``put``, which sends a PUT in this thread, and call ``ready`` right before the request is sent."""
         self._thread_local.ready = ready
-        self.boto.put_object(**arguments)
+        put()
 
     def _before_send(self, **_: Any) -> None:
         # A retry of the request must not wait for rivals, so the function is removed.
@@ -87,14 +74,17 @@ class _S3Client:
 
 
 class _S3Object:
-    def __init__(self, client: _S3Client, bucket: str, key: str) -> None:
+    def __init__(self, client: Any, notice: PutNotice, bucket: str, key: str) -> None:
         self.location = f"s3://{bucket}/{key}"
         self._object = {"Bucket": bucket, "Key": key}
-        self._client = client
+        self._client, self._notice = client, notice
 
     def put(self, content: bytes, ready: Callable[[], object] = lambda: None) -> bool:
+        def put(**key: str) -> None:
+            self._notice.call(ready, lambda: self._client.put_object(**key, Body=content, IfNoneMatch="*"))
+
         try:
-            self._request(lambda **key: self._client.put(ready, **key, Body=content, IfNoneMatch="*"))
+            self._request(put)
         except ScratchObjectError as error:
             if s3_response(error)[0] in _EXISTS:
                 return False
@@ -103,7 +93,7 @@ class _S3Object:
 
     def read(self) -> bytes | None:
         try:
-            content: bytes = self._request(lambda **key: self._client.boto.get_object(**key)["Body"].read())
+            content: bytes = self._request(lambda **key: self._client.get_object(**key)["Body"].read())
         except ScratchObjectError as error:
             if s3_response(error)[0] == _NOT_FOUND:
                 return None
@@ -111,7 +101,7 @@ class _S3Object:
         return content
 
     def remove(self) -> None:
-        self._request(self._client.boto.delete_object)
+        self._request(self._client.delete_object)
 
     def _request(self, operation: Callable[..., Any]) -> Any:
         try:

@@ -1,29 +1,21 @@
 """Checks that a store refuses to overwrite, with scratch objects that are removed afterwards.
 
-Promise 1 (docs/develop.md) depends on it: a version file is created only if it does not exist. Some gateways to S3
-refuse the second of two writers in sequence, but accept two concurrent ones. So the check also creates objects
-concurrently.
+Promise 1 (docs/develop.md) depends on it: a version file is created only if it does not exist. The check also creates
+objects concurrently (:mod:`sluice.doctor.rivals`).
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from sluice.doctor.finding import Finding, failed, note, ok
+from sluice.doctor.rivals import run_contest
 from sluice.doctor.scratch import ScratchObject
 from sluice.errors import ScratchObjectError
 
 _CHECK = "put-if-absent"
 _FIRST, _SECOND = b"first", b"second"
-_RIVALS, _ROUNDS = 8, 8
-# Seconds after which no further round of rivals starts.
-_SECONDS = 2.0
-# Seconds that a rival waits for the others before it sends its request.
-_BARRIER_SECONDS = 5.0
 _ADVICE = "Use a store that honours If-None-Match (AWS S3 does, MinIO and Ceph in recent releases)"
 
 
@@ -71,62 +63,17 @@ def _check_in_sequence(scratch_object: ScratchObject) -> Finding | None:
 
 def _check_concurrently(location: str, next_object: Callable[[], ScratchObject]) -> Finding:
     """Let rivals create one object at the same moment, in several rounds."""
-    complete_rounds = won_rounds = 0
-    end = time.monotonic() + _SECONDS
-    with ThreadPoolExecutor(_RIVALS) as pool:
-        for number in range(1, _ROUNDS + 1):
-            scratch_object = next_object()
-            barrier = threading.Barrier(_RIVALS)
-            puts = {
-                content: pool.submit(_put_together, scratch_object, content, barrier)
-                for content in (f"rival {rival}".encode() for rival in range(_RIVALS))
-            }
-            results = {content: put.result() for content, put in puts.items()}
-            winners = [content for content, (created, _) in results.items() if created]
-            if len(winners) > 1:
-                return failed(
-                    _CHECK,
-                    f"{len(winners)} of {_RIVALS} rivals created {scratch_object.location} at the same moment (round "
-                    f"{number}), though the store refuses the second of two in sequence: two writers can both win one "
-                    f"version there, and one commit is lost. {_ADVICE}",
-                )
-            if winners and scratch_object.read() != winners[0]:
-                return failed(
-                    _CHECK,
-                    f"{scratch_object.location} does not have the content of the rival that created it (round {number}"
-                    f"): a refused commit can replace an acknowledged one. {_ADVICE}",
-                )
-            if all(sent_together for _, sent_together in results.values()):
-                complete_rounds += 1
-                won_rounds += len(winners)
-            if time.monotonic() > end:
-                break
-    if not won_rounds:
-        obstacle = (
-            f"it refused all of {_RIVALS} concurrent ones, {complete_rounds} times"
-            if complete_rounds
-            else f"{_RIVALS} rivals never sent their requests together, in {number} rounds"
+    contest = run_contest(next_object)
+    if contest.violation:
+        return failed(
+            _CHECK,
+            f"{contest.violation}, though the store refuses the second of two in sequence: two writers can both win "
+            f"one version there, and one commit is lost. {_ADVICE}",
         )
+    if contest.obstacle:
         return note(
             _CHECK,
-            f"the store refuses the second of two writers in sequence, but {obstacle} (checked at {location}): "
+            f"the store refuses the second of two writers in sequence, but {contest.obstacle} (checked at {location}): "
             "it is not known whether it accepts two concurrent writers; try again",
         )
-    return ok(
-        _CHECK,
-        f"the store refuses to overwrite (checked at {location}: twice in sequence, and by {_RIVALS} concurrent "
-        f"rivals, with one winner in {won_rounds} of {complete_rounds} rounds)",
-    )
-
-
-def _put_together(scratch_object: ScratchObject, content: bytes, barrier: threading.Barrier) -> tuple[bool, bool]:
-    """Return whether this rival created the object, and whether it sent its request together with all others."""
-    sent_together = False
-
-    def ready() -> None:
-        nonlocal sent_together
-        with suppress(threading.BrokenBarrierError):  # a rival failed before its request; the others continue
-            barrier.wait(_BARRIER_SECONDS)
-            sent_together = True
-
-    return scratch_object.put(content, ready), sent_together
+    return ok(_CHECK, f"the store refuses to overwrite (checked at {location}: twice in sequence, and {contest})")

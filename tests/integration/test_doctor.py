@@ -333,7 +333,7 @@ def test_a_store_that_overwrites_is_a_fault(
 @pytest.mark.parametrize(
     ("kind", "verdict", "message"),
     [
-        (NotAtomic, "failed", "rivals created s3://"),
+        (NotAtomic, "failed", "rivals wrote s3://"),
         (RefusesAndOverwrites, "failed", "does not have the content of the rival"),
         (Atomic, "ok", "rivals, with one winner in"),
         (Conflicts, "ok", "rivals, with one winner in"),
@@ -381,7 +381,7 @@ def test_a_file_system_whose_links_are_not_atomic_is_a_fault(
     monkeypatch.setattr("os.link", link)
     code, findings = doctor(hosts, "--table", str(tmp_path))
     assert (code, findings["put-if-absent"][0]) == (1, "failed")
-    assert "rivals created" in findings["put-if-absent"][1]
+    assert "rivals wrote" in findings["put-if-absent"][1]
     assert list(tmp_path.iterdir()) == []
 
 

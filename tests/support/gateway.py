@@ -11,14 +11,21 @@ from urllib.parse import urlsplit
 
 
 class Gateway(BaseHTTPRequestHandler):
-    """Forwards requests to an S3, without ``If-None-Match``."""
+    """Forwards requests to an S3, without the conditions of PUTs."""
 
     protocol_version = "HTTP/1.1"
     backend = ""
 
     def forward_unconditionally(self, command: str, body: bytes = b"") -> tuple[int, bytes, Sequence[tuple[str, str]]]:
         """Forward the request without its condition, as if the store ignored the condition; return the response."""
-        removed_headers = ("if-none-match", "content-length", "expect", "x-amz-checksum", "x-amz-sdk-checksum")
+        removed_headers = (
+            "if-none-match",
+            "if-match",
+            "content-length",
+            "expect",
+            "x-amz-checksum",
+            "x-amz-sdk-checksum",
+        )
         headers = {name: value for name, value in self.headers.items() if not name.lower().startswith(removed_headers)}
         connection = HTTPConnection(self.backend, timeout=30)
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sluice.doctor import store as doctor_store
+from sluice.doctor import rivals
 from sluice.doctor.finding import Verdict
 from sluice.doctor.store import store_findings
 
@@ -58,7 +58,7 @@ def test_a_round_of_concurrent_rivals_counts() -> None:
 def test_a_round_in_which_rivals_do_not_meet_does_not_count(
     is_ready: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_store, "_BARRIER_SECONDS", 0.1)
+    monkeypatch.setattr(rivals, "_BARRIER_SECONDS", 0.1)
     (finding,) = store_findings(lambda: MemoryObject(is_ready))
     assert finding.verdict is Verdict.NOTE, finding
     assert f"{RIVALS} rivals never sent their requests together, in 8 rounds" in finding.message

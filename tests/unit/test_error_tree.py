@@ -27,6 +27,7 @@ CONTROL_FLOW = {
     "NotModifiedError": "caught where a queue on S3 is read: it is the known one",
     "ConflictError": "caught where a queue on S3 is changed: read it and change it again",
     "UnansweredError": "caught where S3 is asked: ask again until the deadline",
+    "_ForeignWriteError": "caught in sluice doctor: another client writes the same object",
     "_RefusedError": "caught in the store of locks on S3: a conflict, a missing object, or EnsembleRefusedError",
     "GoneError": "caught in the acquire and the hold on S3: join again, or LockLostError",
     "_EarlierLockLostError": "caught in the acquire on S3: begin again with the first table",

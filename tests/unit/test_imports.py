@@ -15,7 +15,6 @@ PACKAGES = ("lock_manager", "writer_jobs", "sluice", "soak")
 KAZOO_PACKAGES = ("lock_manager.zookeeper", "lock_manager.testing")
 #: The only modules outside ``lock_manager`` that import ``lock_manager.zookeeper``, with the reason.
 ZOOKEEPER_IMPORTERS = {
-    "sluice.doctor.adoption": "asks an ensemble for its id without a lock manager",
     "sluice.doctor.ensemble": "examines the servers of an ensemble",
     "sluice.ensemble.members": "asks each server of an ensemble",
     "sluice.ensemble.ready": "writes a node through one server and reads it through the others",
