@@ -19,9 +19,19 @@ class Storage(StrEnum):
     LOCAL = "local"
 
 
+class Coordinator(StrEnum):
+    """The coordinator of the demo's locks."""
+
+    ZOOKEEPER = "zookeeper"
+    S3_LEASE = "s3-lease"
+
+
 def demo(
     *,
     storage: Annotated[Storage, typer.Option(help="An embedded S3, or the disk.")] = Storage.S3,
+    coordinator: Annotated[
+        Coordinator, typer.Option(help="Locks in an embedded ZooKeeper, or in objects of that S3.")
+    ] = Coordinator.ZOOKEEPER,
     writers: Annotated[int, typer.Option(min=1, help="Number of spark-submit processes.")] = 5,
     commits: Annotated[int, typer.Option(min=1, help="Number of commits of all writers together.")] = 40,
     compare: Annotated[bool, typer.Option("--compare", help="Load again without the lock, and compare.")] = False,
@@ -41,7 +51,8 @@ def demo(
 ) -> None:
     """Load 336,776 flights into one table with five Spark writers, and check that nothing is lost.
 
-    Starts its own ZooKeeper and its own S3, and one spark-submit per writer.
+    Starts its own ZooKeeper (with locks on S3 none) and its own S3, and one
+    spark-submit per writer.
     Writes report.json, timeline.png and the writers' logs to the output folder,
     with --compare also comparison.png. These files replace those of an earlier
     demo. Without --compare an earlier comparison.png stays, and the last line of
@@ -50,6 +61,7 @@ def demo(
 
     [bold]sluice demo[/]
     [bold]sluice demo --compare[/]                            compare with a load without the lock
+    [bold]sluice demo --coordinator s3-lease[/]               locks on S3, without ZooKeeper
     [bold]sluice demo --storage local --writers 2 --commits 6 --rows 50000[/]
     [bold]sluice demo --s3-endpoint https://s3.example.com[/]  creates and removes a bucket
     [bold]sluice demo --bucket scratch[/]                     AWS itself, below a prefix
@@ -63,8 +75,8 @@ def demo(
     from sluice.demo.run import DemoOptions, run_demo  # noqa: PLC0415
 
     options = DemoOptions(
-        storage=storage.value, writers=writers, commits=commits, compare=compare, output=output, keep=keep, rows=rows,
-        s3_endpoint=s3_endpoint, bucket=bucket,
+        storage=storage.value, coordinator=coordinator.value, writers=writers, commits=commits, compare=compare,
+        output=output, keep=keep, rows=rows, s3_endpoint=s3_endpoint, bucket=bucket,
     )  # fmt: skip
     with interruptible():
         if not run_demo(options, plain_console()):

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from lock_manager import SettingsError
+from lock_manager.settings import S3_LEASE
 from lock_manager.testing.embedded import find_java
 from sluice.audit.checks import count_text
 from sluice.audit.log_files import LogCommit, read_commits, versions_in
@@ -49,11 +50,12 @@ class DemoOptions:
 
     Raises:
         SettingsError: There are no writers, fewer commits than writers, fewer rows than commits, a malformed endpoint,
-            or options of S3 with the storage ``local``.
+            or options or locks of S3 with the storage ``local``.
 
     """
 
     storage: Literal["s3", "local"] = "s3"
+    coordinator: Literal["zookeeper", "s3-lease"] = "zookeeper"
     writers: int = 5
     commits: int = 40
     compare: bool = False
@@ -66,6 +68,8 @@ class DemoOptions:
     def __post_init__(self) -> None:
         if self.storage == "local" and (self.s3_endpoint or self.bucket):
             raise SettingsError("--s3-endpoint and --bucket are for --storage s3: omit them, or omit --storage local")
+        if self.storage == "local" and self.coordinator == S3_LEASE:
+            raise SettingsError(f"--coordinator {S3_LEASE} keeps the locks on S3: omit --storage local")
         if self.s3_endpoint is not None and not is_endpoint(self.s3_endpoint):
             raise SettingsError(f"--s3-endpoint {self.s3_endpoint}: give http://HOST:PORT or https://HOST")
         if self.writers < 1:
@@ -115,9 +119,11 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         files, source = deal_flights(folder / "source", options.writers, limit=options.rows)
     console.print(f"{source.rows:,} flights for {options.writers} writers: {options.commits} commits in total")
     user_s3 = ChosenS3(options.s3_endpoint, options.bucket) if options.s3_endpoint or options.bucket else None
-    with open_services(options.storage, folder, console, user_s3) as (store, hosts):
+    locks_on_s3 = options.coordinator == S3_LEASE
+    services = open_services(options.storage, folder, console, user_s3, locks_on_s3=locks_on_s3)
+    with services as (store, lock_arguments):
         demo = _Demo(options, console, folder, files, source, store)
-        locked = demo.load("flights", hosts)
+        locked = demo.load("flights", lock_arguments)
         _report_load(demo, locked)
         if options.compare:
             rival = demo.load("flights-without-lock", None)
@@ -140,19 +146,25 @@ class _Demo:
     source: Contents
     store: Store
 
-    def load(self, name: str, hosts: str | None) -> Load:
-        """Load one table with all writers, with the lock if ``hosts`` is given, and check the table."""
+    def load(self, name: str, lock_arguments: Sequence[str] | None) -> Load:
+        """Load one table with all writers, and check it.
+
+        Args:
+            name: Name of the table.
+            lock_arguments: Arguments of a job that name the coordinator; None to load without a lock.
+
+        """
         table = self.store.table(name)
         logs = self.folder / "logs" / name
         logs.mkdir()
         events: Events = Events()
         writers: list[Writer] = []
         processes: list[WriterProcess] = []
-        mode = "with the lock" if hosts else "without the lock, on Delta's stock log store"
+        mode = "with the lock" if lock_arguments else "without the lock, on Delta's stock log store"
         board = Board(f"{table}, {mode}", writers, self.options.commits_per_writer, self.source.rows)
         try:
             for number, (file, commits) in enumerate(zip(self.files, self.options.commits_per_writer, strict=True), 1):
-                command = _command(number, table, file, commits, hosts, self.store)
+                command = _command(number, table, file, commits, lock_arguments, self.store)
                 writers.append(Writer(number, time.time()))
                 processes.append(WriterProcess(number, command, self.store.environment, logs, events))
             with show_board(board, self.console) as refresh:
@@ -163,7 +175,7 @@ class _Demo:
             if writer.phase is Phase.FAILED:
                 print_stderr_tail(writer, process.stderr_tail, self.console)
         with self.console.status("Reading the table back with deltalake …"):
-            return self._judge(table, writers, locked=hosts is not None)
+            return self._judge(table, writers, locked=lock_arguments is not None)
 
     def _judge(self, table: str, writers: list[Writer], *, locked: bool) -> Load:
         options = self.store.environment
@@ -198,13 +210,15 @@ class _Demo:
         return Load(table, writers, outcome)
 
 
-def _command(number: int, table: str, file: Path, commits: int, hosts: str | None, store: Store) -> list[str]:
+def _command(
+    number: int, table: str, file: Path, commits: int, lock_arguments: Sequence[str] | None, store: Store
+) -> list[str]:
     arguments = ["--table", table, "--source", str(file), "--format", "csv", "--partition-by", PARTITION]
     arguments += ["--commits", str(commits)]
     conf = {**store.spark_conf, "spark.app.name": f"writer {number}"}
-    if hosts is None:
+    if lock_arguments is None:
         return submit_command(Path(__file__).with_name("rival_append.py"), arguments, conf=conf | _STOCK_LOG_STORES)
-    arguments += ["--zookeeper", hosts, "--lock-timeout", "600"]
+    arguments += [*lock_arguments, "--lock-timeout", "600"]
     return submit_command(job_script("append"), arguments, conf=conf)
 
 
@@ -271,6 +285,7 @@ def _facts(demo: _Demo, load: Load) -> dict[str, Any]:
     packages = ("delta-sluice", "pyspark", "delta-spark", "deltalake", "kazoo")
     return {
         "storage": demo.options.storage,
+        "coordinator": demo.options.coordinator,
         "table": load.table,
         "commits_planned": demo.options.commits,
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),

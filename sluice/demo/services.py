@@ -1,4 +1,4 @@
-"""The output folder of a demo, its store, and its ZooKeeper."""
+"""The output folder of a demo, its store, and its coordinator."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lock_manager.settings import S3_LEASE
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.audit.log_folder import s3_client
 from sluice.errors import OutputFolderError
@@ -19,6 +20,8 @@ from sluice.local.s3 import LocalS3, no_proxy_variables
 
 _MARKER = ".sluice-demo"
 _BUCKET = "lake"
+# Prefix of the locks in the store.
+_LOCKS = "locks"
 
 
 def clear_output(folder: Path) -> Path:
@@ -105,15 +108,20 @@ def set_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def open_services(
-    kind: str, folder: Path, console: Console, user_s3: ChosenS3 | None = None
-) -> Iterator[tuple[Store, str]]:
-    """Start the store and a ZooKeeper. Yield the store and the connection string."""
+    kind: str, folder: Path, console: Console, user_s3: ChosenS3 | None = None, *, locks_on_s3: bool = False
+) -> Iterator[tuple[Store, list[str]]]:
+    """Start the store, and ZooKeeper unless the locks are on S3. Yield the store and a job's options for the lock."""
     with ExitStack() as stack:
         with console.status("Starting the embedded servers …"):
             store = stack.enter_context(open_store(kind, folder, user_s3))
-            hosts = stack.enter_context(EmbeddedZooKeeper()).hosts
-        console.print(f"ZooKeeper serves on {hosts}, tables go to {store.description}", soft_wrap=True)
-        yield store, hosts
+            if locks_on_s3:
+                url = f"{S3_LEASE}://{store.bucket}/{_LOCKS}"
+                arguments, place = ["--lock-url", url], f"Locks go to {url}"
+            else:
+                hosts = stack.enter_context(EmbeddedZooKeeper()).hosts
+                arguments, place = ["--zookeeper", hosts], f"ZooKeeper serves on {hosts}"
+        console.print(f"{place}, tables go to {store.description}", soft_wrap=True)
+        yield store, arguments
 
 
 def download_tables(store: Store, folder: Path) -> None:
@@ -126,7 +134,9 @@ def download_tables(store: Store, folder: Path) -> None:
     prefix = f"{folder_key}/" if folder_key else ""
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         for entry in page.get("Contents", ()):
-            path = folder / entry["Key"].removeprefix(prefix)
-            if not entry["Key"].endswith("/"):  # with a slash at the end it is S3A's marker of a folder
+            name = entry["Key"].removeprefix(prefix)
+            # With a slash at the end it is S3A's marker of a folder.
+            if not name.endswith("/") and not name.startswith(f"{_LOCKS}/"):
+                path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 client.download_file(bucket, entry["Key"], str(path))

@@ -71,6 +71,20 @@ def test_a_small_demo_on_s3_loses_no_commit(tmp_path: Path, *, compare: bool) ->
         assert (output / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
+@pytest.mark.spark
+def test_a_small_demo_with_locks_on_s3_loses_no_commit(tmp_path: Path) -> None:
+    options = ["--coordinator", "s3-lease", "--commits", "4", "--rows", "1000", "--keep"]
+    with demo(tmp_path / "demo", *options) as process:
+        text, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, text + errors
+    assert "Locks go to s3-lease://lake/locks, tables go to s3a://lake" in text
+    report = json.loads((tmp_path / "demo" / "report.json").read_text())
+    assert (report["ok"], report["coordinator"], report["overlapping_holds"]) == (True, "s3-lease", 0)
+    assert [path.name for path in (tmp_path / "demo" / "tables").iterdir()] == ["flights"]
+    assert verify_table(tmp_path / "demo" / "tables" / "flights").locked_commits == 4
+
+
 def test_failed_writers_fail_the_demo_with_their_last_lines(tmp_path: Path) -> None:
     broken = {"SPARK_SUBMIT_OPTS": "-Xss1k"}
     with demo(tmp_path / "demo", "--commits", "2", "--rows", "100", "--storage", "local", **broken) as process:

@@ -125,6 +125,7 @@ def test_the_embedded_s3_is_excluded_from_proxies(
         ({"commits": 4}, "--commits 4"),
         ({"rows": 39}, "--rows 39"),
         ({"storage": "local", "bucket": "scratch"}, "--s3-endpoint and --bucket are for --storage s3"),
+        ({"storage": "local", "coordinator": "s3-lease"}, "--coordinator s3-lease keeps the locks on S3"),
         ({"s3_endpoint": "localhost:9000"}, "--s3-endpoint localhost:9000: give http://HOST:PORT or https://HOST"),
     ],
 )
