@@ -78,6 +78,8 @@ class BaseHold(ABC, Generic[_I]):
     _intents: Mapping[str, _I]
     #: Whether no other holder can have a conflicting lock while the hold stands.
     excludes = True
+    #: Whether the hold counts only for tables that are adopted.
+    needs_adoption = False
 
     def __init__(
         self,

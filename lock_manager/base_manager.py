@@ -7,7 +7,8 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -232,22 +233,43 @@ class BaseManager(ABC, Generic[_H, _A]):
 
     def _acquire_once(self, acquisition: _A, thread: threading.Thread) -> _H:
         request = acquisition.request
-        with self._lock:
-            self._acquisitions.append(acquisition)
         try:
-            if any(hold.ensemble_id != self._ensemble_id for hold in REGISTRY.of(thread)):
-                # The coordinator's id may be unknown. If it is known, this sends no request, unless the session has
-                # ended and the coordinator may have been rebuilt.
-                acquisition.connect()
-                if (hold := self._enter_hold_again(request.scope, thread)) is not None:
-                    return hold
-            if any(scope.partitions is not None for scope in request.scope.values()) and not guard_is_installed():
-                raise UnguardedError(resource=request.resource)
-            return self._queue_up(acquisition, thread)
+            with self._listed(acquisition):
+                return self._acquire_in(acquisition, thread)
         except ClosedError:
             if request.cancellation.requested.is_set():
                 raise LockCancelledError(resource=request.resource) from None
             raise
+
+    def _acquire_in(self, acquisition: _A, thread: threading.Thread) -> _H:
+        request = acquisition.request
+        if any(hold.ensemble_id != self._ensemble_id for hold in REGISTRY.of(thread)):
+            # The coordinator's id may be unknown. If it is known, this sends no request, unless the session has ended
+            # and the coordinator may have been rebuilt.
+            acquisition.connect()
+            if (hold := self._enter_hold_again(request.scope, thread)) is not None:
+                return hold
+        if any(scope.partitions is not None for scope in request.scope.values()) and not guard_is_installed():
+            raise UnguardedError(resource=request.resource)
+        return self._queue_up(acquisition, thread)
+
+    def acquire_for(self, request: AcquireRequest, deadline: Deadline) -> _H:
+        """Acquire for a request of another manager. The hold belongs to no thread, so no nested acquire gets it.
+
+        No event is emitted before the lock is held. The errors are those of :meth:`acquire_all`.
+        """
+        self._check_usable()
+        acquisition = self._new_acquisition(request, deadline)
+        with self._listed(acquisition):
+            return self._hold_of(acquisition, threading.Thread())
+
+    @contextmanager
+    def _listed(self, acquisition: _A) -> Iterator[None]:
+        """Let :meth:`cancel` and :meth:`close` cancel an attempt, in the block."""
+        with self._lock:
+            self._acquisitions.append(acquisition)
+        try:
+            yield
         finally:
             with self._lock:
                 self._acquisitions.remove(acquisition)
@@ -256,15 +278,21 @@ class BaseManager(ABC, Generic[_H, _A]):
         for table in acquisition.request.scope:
             emit(Event.QUEUED, table)
         try:
+            return self._hold_of(acquisition, thread)
+        except BaseException as error:
+            event = Event.DISMISSED if isinstance(error, ContenderGoneError) else Event.GAVE_UP
+            for table in acquisition.request.scope:
+                emit(event, table, seconds=acquisition.deadline.elapsed())
+            raise
+
+    def _hold_of(self, acquisition: _A, thread: threading.Thread) -> _H:
+        try:
             hold = self._run(acquisition, thread)
             REGISTRY.add(hold)
             with self._lock:
                 self._holds.append(hold)
             self._end_if_closed(hold)
-        except BaseException as error:
-            event = Event.DISMISSED if isinstance(error, ContenderGoneError) else Event.GAVE_UP
-            for table in acquisition.request.scope:
-                emit(event, table, seconds=acquisition.deadline.elapsed())
+        except BaseException:
             self._abandon(acquisition)
             raise
         return hold

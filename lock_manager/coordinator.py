@@ -1,11 +1,10 @@
 """The protocols of a coordinator, the service that grants locks.
 
 The coordinators are ZooKeeper (:mod:`lock_manager.zookeeper`), objects on S3 (:mod:`lock_manager.s3_lease`), and none
-(:mod:`lock_manager.optimistic`), whose holds exclude no other. The
-commit guard, the writer, the jobs and the commands ``adopt``, ``status`` and ``break`` use these protocols;
-:mod:`lock_manager.managers` creates managers and inspectors. The commands ``doctor`` and ``ensemble`` are about
-ZooKeeper and use it directly. ``tests/unit/test_imports.py`` lists the modules outside this package that may import
-:mod:`lock_manager.zookeeper`.
+(:mod:`lock_manager.optimistic`), whose holds exclude no other. The commit guard, the writer, the jobs and the commands
+``adopt``, ``status`` and ``break`` use these protocols; :mod:`lock_manager.managers` creates managers and inspectors.
+The command ``ensemble`` is about ZooKeeper, ``doctor`` examines ZooKeeper or a bucket, and both use them directly.
+``tests/unit/test_imports.py`` lists the modules outside this package that may import :mod:`lock_manager.zookeeper`.
 
 ``tests/contract`` tests the contract of each coordinator: its LockManager, its Hold and its Intents. It does not cover
 the Inspector.
@@ -126,6 +125,7 @@ class Hold(Protocol):
         scope: Held scope of each table, by canonical URI.
         shared: Whether other shared holders may hold at the same time.
         excludes: Whether no other holder can have a conflicting lock while the hold stands; false for ``optimistic://``.
+        needs_adoption: Whether the hold counts only for tables that are adopted, with ``fallback=optimistic``.
         tokens: Fencing token of each locked node, by key. A later exclusive hold of a node has a larger token.
         exclusive_keys: Keys of the nodes that are locked exclusively.
         ensemble_id: UUID of the coordinator; see the module.
@@ -147,6 +147,8 @@ class Hold(Protocol):
     def shared(self) -> bool: ...
     @property
     def excludes(self) -> bool: ...
+    @property
+    def needs_adoption(self) -> bool: ...
     @property
     def tokens(self) -> Mapping[str, int]: ...
     @property

@@ -26,7 +26,8 @@
         ├── LockNotHeldError (RuntimeError)        released without a hold, or a commit that no hold covers
         ├── AdoptionMismatchError (RuntimeError)   held, but another lock counts for the table
         │   ├── EnsembleMismatchError              acquired in another ensemble than the table's
-        │   └── TableNameMismatchError             acquired on another name than the table's
+        │   ├── TableNameMismatchError             acquired on another name than the table's
+        │   └── NotAdoptedError                    other writers may rely on a lock that this one may do without
         └── LockLostError (ConnectionError)        the hold was lost: later work is not covered
             └── VersionTakenError                  without a lock, another writer has committed first
 
@@ -278,7 +279,8 @@ class UnsupportedLockError(LockError, RuntimeError):
 
     def __init__(self, request: str, *, resource: str) -> None:
         super().__init__(
-            f"{resource}: this work {request}, and optimistic:// has no locks; use zookeeper:// or s3-lease:// for it",
+            f"{resource}: this work {request}, and optimistic:// has no locks; use zookeeper:// without a fallback, or "
+            "s3-lease://, for it",
             resource=resource,
         )
 
@@ -303,8 +305,8 @@ class EnsembleMismatchError(AdoptionMismatchError):
     def __init__(self, *, resource: str, ensemble: str, adopted_by: str) -> None:
         super().__init__(
             f"{resource} is adopted by ensemble {adopted_by}, but the lock was acquired in ensemble {ensemble} and "
-            "excludes no other writer of the table: use the table's own ZooKeeper, or move the table to this one with "
-            "`sluice adopt TABLE --zookeeper HOSTS --move`",
+            "excludes no other writer of the table: use the table's own ZooKeeper or lock URL, or move the table to "
+            "this one with `sluice adopt TABLE --move` and this writer's --zookeeper or --lock-url",
             resource=resource,
         )
         self.ensemble = ensemble
@@ -325,10 +327,25 @@ class TableNameMismatchError(AdoptionMismatchError):
         super().__init__(
             f"{resource} is adopted under the name {adopted_name}, and a lock on another name excludes no writer: "
             "if both names lead to one table, use the adopted name; if the table was copied or moved here, give it its "
-            f"own name with `sluice adopt {resource} --zookeeper HOSTS --move`",
+            f"own name with `sluice adopt {resource} --move` and this writer's --zookeeper or --lock-url",
             resource=resource,
         )
         self.adopted_name = adopted_name
+
+
+class NotAdoptedError(AdoptionMismatchError):
+    """A writer with ``fallback=optimistic`` writes only adopted tables; nothing was written.
+
+    The adoption makes sure that no other writer relies on the lock.
+    """
+
+    def __init__(self, *, resource: str) -> None:
+        super().__init__(
+            f"{resource} is not adopted, so other writers may rely on its lock, and this writer goes on without it if "
+            "ZooKeeper fails (fallback=optimistic): run `sluice adopt TABLE --lock-url URL` with this writer's URL, or "
+            "write without a fallback",
+            resource=resource,
+        )
 
 
 def format_versions(commits: Mapping[str, tuple[int, ...]]) -> str:

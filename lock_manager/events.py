@@ -21,6 +21,8 @@ class Event(StrEnum):
     QUEUED = "queued"
     #: An ``acquire`` got the lock. ``seconds`` is how long it waited.
     ACQUIRED = "acquired"
+    #: An ``acquire`` does not wait for other writers, because ZooKeeper does not answer (fallback).
+    FELL_BACK = "fell back"
     #: An ``acquire`` failed: timeout, cancellation, interrupt, no ensemble. ``seconds`` is how long it waited.
     GAVE_UP = "gave up"
     #: An ``acquire`` with an offer left the queue, because a holder has committed the offer or the request was removed.

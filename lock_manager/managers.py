@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from lock_manager.coordinator import Inspector, LockManager
+from lock_manager.courtesy_queue import CourtesyQueue
 from lock_manager.errors import SettingsError
 from lock_manager.optimistic import OptimisticManager
 from lock_manager.s3_lease.inspector import LeaseInspector
 from lock_manager.s3_lease.manager import S3LeaseManager
-from lock_manager.settings import LockSettings
+from lock_manager.settings import OPTIMISTIC_URL, LockSettings
 from lock_manager.zookeeper.inspector import LockInspector
 from lock_manager.zookeeper.manager import ZookeeperLockManager
 
@@ -36,6 +38,8 @@ def connect(url: str, **settings: Any) -> LockManager:
 
 def manager_of(settings: LockSettings) -> LockManager:
     """Return a lock manager with these settings."""
+    if settings.fallback:
+        return OptimisticManager(settings, CourtesyQueue(ZookeeperLockManager(replace(settings, fallback=""))))
     if settings.is_optimistic:
         return OptimisticManager(settings)
     return S3LeaseManager(settings) if settings.lock_url else ZookeeperLockManager(settings)
@@ -48,6 +52,6 @@ def inspector_of(settings: LockSettings) -> Inspector:
         SettingsError: The coordinator has no locks.
 
     """
-    if settings.is_optimistic:
+    if settings.lock_url == OPTIMISTIC_URL:
         raise SettingsError(f"{settings.lock_url} has no locks to show or to break")
     return LeaseInspector(settings) if settings.lock_url else LockInspector(settings)

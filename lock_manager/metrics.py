@@ -88,8 +88,12 @@ class Metrics:
             gauge, "sluice_lock_contenders", "Acquires of this process that wait or hold.", "state"
         )
         self._losses = create(counter, "sluice_lock_losses", "Holds that were lost.")
-        self._commits = create(counter, "sluice_commits", "Writes that were committed.")
-        self._grouped = create(counter, "sluice_grouped_commits", "Of these, writes in another writer's version.")
+        fallbacks = "Acquires that did not wait, because ZooKeeper did not answer."
+        self._counters = {
+            Event.FELL_BACK: create(counter, "sluice_lock_fallbacks", fallbacks),
+            Event.COMMITTED: create(counter, "sluice_commits", "Writes that were committed."),
+            Event.GROUPED: create(counter, "sluice_grouped_commits", "Of these, writes in another writer's version."),
+        }
         self._refusals = create(counter, "sluice_commit_refusals", "Commits that the guard refused.", "error")
 
     def __call__(self, event: Event, table: str, *, seconds: float = 0.0, error: str = "") -> None:
@@ -115,10 +119,8 @@ class Metrics:
                 holding.dec()
                 self._holds.labels(table, "lost").observe(seconds)
                 self._losses.labels(table).inc()
-            case Event.COMMITTED:
-                self._commits.labels(table).inc()
-            case Event.GROUPED:
-                self._grouped.labels(table).inc()
+            case Event.FELL_BACK | Event.COMMITTED | Event.GROUPED:
+                self._counters[event].labels(table).inc()
             case Event.REFUSED:
                 self._refusals.labels(table, error).inc()
 

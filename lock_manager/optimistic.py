@@ -8,12 +8,17 @@ commits may pass:
 * A block that reads the table first may commit only the version after the one that it has read
   (:meth:`.GuardedBlock.require_unchanged_since`). If another writer has committed that version, the commit is refused.
 
+With ``fallback=optimistic`` a hold also has a place in a queue of ZooKeeper, as long as ZooKeeper answers
+(:mod:`lock_manager.courtesy_queue`). Nothing relies on it. Such a hold is only for tables that are adopted for writes
+without a lock: the holder of a lock of that queue would rely on it.
+
 So a caller has to declare that it does not rely on a lock (``acquire_all(…, needs_exclusion=False)``). Every other
 request, and each request for partitions or for a shared lock, raises UnsupportedLockError.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import uuid
@@ -24,12 +29,16 @@ from typing import Any
 from lock_manager.base_hold import BaseHold, HoldLife
 from lock_manager.base_manager import AcquireRequest, BaseManager
 from lock_manager.coordinator import Offer
+from lock_manager.courtesy_queue import CourtesyQueue
 from lock_manager.deadline import Deadline
-from lock_manager.errors import ClosedError, LockCancelledError, UnsupportedLockError
+from lock_manager.errors import ClosedError, LockCancelledError, SluiceError, UnsupportedLockError
+from lock_manager.events import Event
 from lock_manager.intents import Intent
 from lock_manager.settings import LockSettings
 from lock_manager.signals import SignalIsolation
 from lock_manager.table_records.adoption import OPTIMISTIC_ENSEMBLE
+
+log = logging.getLogger(__name__)
 
 
 class OptimisticManager(BaseManager["OptimisticHold", "OptimisticAcquisition"]):
@@ -38,12 +47,14 @@ class OptimisticManager(BaseManager["OptimisticHold", "OptimisticAcquisition"]):
     ``timeout_seconds`` limits the time in which :class:`~writer_jobs.LockedDeltaWriter` repeats a write.
 
     Args:
-        settings: Settings whose ``lock_url`` is ``optimistic://``.
+        settings: Settings whose ``lock_url`` is ``optimistic://``, or with a ``fallback``.
+        queue: The queue that its holds join first; None for none.
 
     """
 
-    def __init__(self, settings: LockSettings) -> None:
+    def __init__(self, settings: LockSettings, queue: CourtesyQueue | None = None) -> None:
         super().__init__(settings)
+        self._queue = queue
         self._pid = os.getpid()
         self._is_closed = False
 
@@ -88,8 +99,11 @@ class OptimisticManager(BaseManager["OptimisticHold", "OptimisticAcquisition"]):
     def _run(self, acquisition: OptimisticAcquisition, thread: threading.Thread) -> OptimisticHold:
         if acquisition.request.cancellation.requested.is_set():
             raise LockCancelledError(resource=acquisition.request.resource)
+        place = None if self._queue is None else self._queue.join(acquisition.request, acquisition.deadline)
         return OptimisticHold(
             acquisition.request,
+            place=place,
+            needs_adoption=self._queue is not None,
             waited_seconds=acquisition.deadline.elapsed(),
             thread=thread,
             isolation=self._isolation,
@@ -103,10 +117,11 @@ class OptimisticManager(BaseManager["OptimisticHold", "OptimisticAcquisition"]):
             raise ClosedError("this hold belongs to the parent process of a fork")
 
     def _abandon(self, acquisition: OptimisticAcquisition) -> None:
-        """Do nothing: there is no queue."""
+        """Do nothing: a request that fails has left the queue."""
 
-    def _disconnect(self, holds: Sequence[OptimisticHold]) -> None:
-        """Do nothing: there is no lock to end."""
+    def _disconnect(self, holds: Sequence[OptimisticHold]) -> None:  # noqa: ARG002 (they leave with the queue)
+        if self._queue is not None:
+            self._queue.close()
 
     def _close(self) -> None:
         # An acquire that is about to end looks at this.
@@ -128,6 +143,11 @@ class OptimisticHold(BaseHold["OptimisticIntents"]):
     """A permission to commit, which several writers can have at the same time; see the module.
 
     Its stamps name the table with a shared token: the first version that it has put.
+
+    Args:
+        place: Its place in a queue; released with the hold.
+        needs_adoption: Whether only tables that are adopted for writes without a lock may be written.
+
     """
 
     excludes = False
@@ -136,6 +156,8 @@ class OptimisticHold(BaseHold["OptimisticIntents"]):
         self,
         request: AcquireRequest,
         *,
+        place: BaseHold[Any] | None,
+        needs_adoption: bool,
         waited_seconds: float,
         thread: threading.Thread,
         isolation: SignalIsolation,
@@ -143,6 +165,8 @@ class OptimisticHold(BaseHold["OptimisticIntents"]):
         check_usable: Callable[[], None],
         is_closed: Callable[[], bool],
     ) -> None:
+        self.needs_adoption = needs_adoption
+        self._place = place
         self._first_versions = dict.fromkeys((scope.table.key for scope in request.scope.values()), 0)
         super().__init__(
             hold_id=uuid.uuid4().hex,
@@ -214,10 +238,24 @@ class OptimisticHold(BaseHold["OptimisticIntents"]):
         """Do nothing; see :meth:`_start_checks`."""
 
     def _leave(self, *, was_proven: bool) -> str | None:  # noqa: ARG002
+        if self._place is not None:
+            try:
+                self._place.release()
+            except SluiceError as error:
+                log.info("the place in the queue of %s was gone before its end: %s", self.resource, error)
         return None
 
     def _discard(self) -> None:
-        """Do nothing: there is no queue."""
+        """Do nothing: ZooKeeper removes the place."""
+
+    def _begin(self) -> None:
+        # The place has emitted that it is held, and emits its end.
+        if self._place is None:
+            super()._begin()
+
+    def _report_end(self, event: Event) -> None:
+        if self._place is None:
+            super()._report_end(event)
 
 
 class OptimisticIntents:

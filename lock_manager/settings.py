@@ -21,6 +21,8 @@ SPARK_HOSTS = f"{SPARK_PREFIX}zookeeper"
 #: Schemes of the URLs of coordinators.
 S3_LEASE = "s3-lease"
 _OPTIMISTIC = "optimistic"
+#: Value of ``fallback``.
+FALLBACK = _OPTIMISTIC
 #: URL of the coordinator that grants no locks.
 OPTIMISTIC_URL = f"{_OPTIMISTIC}://"
 _ZOOKEEPER_SCHEMES = ("zookeeper", "zk")
@@ -38,6 +40,8 @@ class LockSettings:
     Attributes:
         zk_hosts: ``host:port,host:port[/chroot]`` of ZooKeeper. The port defaults to 2181.
         lock_url: ``s3-lease://BUCKET/PREFIX`` for locks on S3, or ``optimistic://`` for none, instead of ``zk_hosts``.
+        fallback: ``optimistic`` to write without a lock, and to wait for other writers in ZooKeeper's queue only while
+            it answers; empty for locks.
         timeout_seconds: Default time limit of an ``acquire``, connecting included. 0: acquire only if the lock is free.
         session_timeout_seconds: Session timeout that the client requests; the server may grant less or more. A dead
             holder's lock is free after the granted timeout.
@@ -55,6 +59,7 @@ class LockSettings:
 
     zk_hosts: str = ""
     lock_url: str = ""
+    fallback: str = ""
     timeout_seconds: float = 300.0
     session_timeout_seconds: float = 30.0
     max_hold_seconds: float | None = None
@@ -69,8 +74,12 @@ class LockSettings:
             _check_hosts(self.zk_hosts)
         elif self.zk_hosts:
             raise SettingsError(f"zk_hosts={self.zk_hosts!r} and lock_url={self.lock_url!r}: give one of them")
+        elif self.fallback:
+            raise SettingsError(f"fallback={self.fallback!r} is for ZooKeeper, but the locks are {self.lock_url}")
         elif not self.is_optimistic:
             bucket_and_prefix(self.lock_url)
+        if self.fallback not in ("", FALLBACK):
+            raise SettingsError(f"fallback={self.fallback!r}: must be {FALLBACK!r}, or empty for none")
         check_seconds("timeout_seconds", self.timeout_seconds)
         check_seconds("session_timeout_seconds", self.session_timeout_seconds, 1, 3600)
         if self.max_hold_seconds is not None:
@@ -84,13 +93,13 @@ class LockSettings:
 
     @property
     def is_optimistic(self) -> bool:
-        """Whether there are no locks: each version has one winner, and writes that lose are repeated."""
-        return self.lock_url == OPTIMISTIC_URL
+        """Whether no write relies on a lock: each version has one winner, and writes that lose are repeated."""
+        return self.lock_url == OPTIMISTIC_URL or bool(self.fallback)
 
     @property
     def coordinator(self) -> str:
         """The hosts of ZooKeeper, or the URL of another coordinator, for messages."""
-        return self.lock_url or self.zk_hosts
+        return self.lock_url or (f"{self.zk_hosts}, else {self.fallback}" if self.fallback else self.zk_hosts)
 
     def of_coordinator(self, hosts_or_url: str) -> LockSettings:
         """Return the same settings for another coordinator: hosts of ZooKeeper, or a URL (:meth:`from_url`).
@@ -100,8 +109,8 @@ class LockSettings:
 
         """
         if "://" in hosts_or_url:
-            return replace(self, **{"zk_hosts": "", "lock_url": "", **_url_settings(hosts_or_url)})
-        return replace(self, zk_hosts=hosts_or_url, lock_url="")
+            return replace(self, **{"zk_hosts": "", "lock_url": "", "fallback": "", **_url_settings(hosts_or_url)})
+        return replace(self, zk_hosts=hosts_or_url, lock_url="", fallback="")
 
     @classmethod
     def merged(cls, base: str | LockSettings, **overrides: Any) -> LockSettings:
@@ -169,6 +178,7 @@ class LockSettings:
         ::
 
             zookeeper://host:port,host:port/chroot?timeout_seconds=60&job=nightly
+            zookeeper://host:port,host:port/chroot?fallback=optimistic
             s3-lease://BUCKET/PREFIX?session_timeout_seconds=20
             optimistic://?timeout_seconds=60
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lock_manager import Adoption, LockSettings, ResourceError, SettingsError, canonical_table_uri
 from lock_manager.managers import manager_of
+from lock_manager.settings import OPTIMISTIC_URL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,6 +69,9 @@ def adopt_table(
     state = log.state()
     if state is None:
         raise TableError(f"there is no Delta table at {log.location}: adopt it after its first version is written")
+    if settings.fallback:
+        # Such writers write the tables of writers without a lock. The old lock of the table may be one of their queue.
+        settings = settings.of_coordinator(OPTIMISTIC_URL)
     settings = replace(settings, job=settings.job or "sluice adopt")
     metadata = {"job": settings.job}
     expected_adoption = state.adoption if move else None

@@ -13,6 +13,7 @@ from lock_manager.errors import EnsembleUnavailableError, SettingsError
 from lock_manager.queue_entry import QueueEntry
 from lock_manager.resources import TableResource
 from lock_manager.settings import LockSettings, check_seconds
+from lock_manager.zookeeper import lock_root as lock_roots
 from lock_manager.zookeeper import znodes
 from lock_manager.zookeeper.cleanup import Cleanup
 from lock_manager.zookeeper.connection import unreachable_reason
@@ -77,6 +78,8 @@ class ZookeeperLockManager(BaseManager[HeldLock, Acquisition]):
         )
         if self.settings.lock_url:
             raise SettingsError(f"lock_url={self.settings.lock_url!r} is not a ZooKeeper: use lock_manager.connect")
+        if self.settings.fallback:
+            raise SettingsError(f"fallback={self.settings.fallback!r}: use lock_manager.connect")
         self._session = Session(self.settings)
         self._keepalive = KeepAlive(self._session)
         self._cleanup = Cleanup(self._session)
@@ -120,6 +123,23 @@ class ZookeeperLockManager(BaseManager[HeldLock, Acquisition]):
         hosts = self.settings.zk_hosts
         if (problem := unreachable_reason(hosts, timeout_seconds)) is not None:
             raise EnsembleUnavailableError(hosts, timeout_seconds, problem=problem)
+
+    def check_answers(self, timeout_seconds: float) -> None:
+        """Connect if necessary, and ask the ensemble for its id.
+
+        Raises:
+            EnsembleUnavailableError, EnsembleRefusedError and so on: See :meth:`connect`.
+
+        """
+        deadline = Deadline(timeout_seconds)
+
+        def connect_and_read() -> None:
+            self._session.ensure_ready(deadline)
+            lock_roots.read_ensemble_id(self._session, deadline)
+
+        self._isolation.run(
+            lambda: retry_unanswered(self._session, deadline, connect_and_read, "read the ensemble's id")
+        )
 
     def add_listener(self, listener: Callable[[SessionState], None]) -> None:
         """Call ``listener`` with every new state of the session, in order. It may block and may use the manager."""

@@ -133,7 +133,7 @@ def test_an_adopted_table_is_written_under_one_ensemble_only(
 
     files = table.version_files()
     entered = False
-    with pytest.raises(EnsembleMismatchError, match="sluice adopt TABLE --zookeeper HOSTS --move") as refused:
+    with pytest.raises(EnsembleMismatchError, match="sluice adopt TABLE --move") as refused:
         with second_ensemble.locked(table):
             entered = True
     assert not entered

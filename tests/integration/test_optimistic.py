@@ -257,7 +257,9 @@ def test_work_that_needs_a_lock_is_refused(table: Table, work: Callable[..., Any
     if "partitions" in reason:
         table.path = copy_of("CREATE TABLE {t} (id LONG, p LONG) USING delta PARTITIONED BY (p)", to="partitioned")
     version = DeltaTable(str(table.path)).version()
-    with pytest.raises(UnsupportedLockError, match=f"this work {reason}.*use zookeeper:// or s3-lease://"):
+    with pytest.raises(
+        UnsupportedLockError, match=f"this work {reason}.*use zookeeper:// without a fallback, or s3-lease://"
+    ):
         work(table, table.writer())
     assert DeltaTable(str(table.path)).version() == version
 

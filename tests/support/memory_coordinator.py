@@ -202,7 +202,7 @@ class MemoryHold:
 
     def __post_init__(self) -> None:
         self.hold_id = self.entries[0].hold_id
-        self.excludes = True
+        self.excludes, self.needs_adoption = True, False
         self.shared = all(entry.shared for entry in self.entries)
         self.exclusive_keys = frozenset(entry.table for entry in self.entries if not entry.shared)
         self._callbacks: list[Callable[[Any], None]] = []

@@ -167,6 +167,7 @@ def write(*, commits: int, grouped: int = 0, end: Event = Event.RELEASED, gives_
     emit(end, TABLE, seconds=3.0)
     if end is Event.LOST:
         emit(Event.REFUSED, TABLE, error="LockLostError")
+        emit(Event.FELL_BACK, TABLE)
     if gives_up:
         emit(Event.QUEUED, TABLE)
         emit(Event.GAVE_UP, TABLE, seconds=2.0)
@@ -245,7 +246,8 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
         "Commits B": table_value(3),
         # These counters do not exist before their first event.
         "Failed requests A": NO_SERIES,
-        "Lost holds A": NO_SERIES,
+        "Lost holds and fallbacks A": NO_SERIES,
+        "Lost holds and fallbacks B": NO_SERIES,
         "Refused commits A": NO_SERIES,
         # Measured at minute 61, evaluated at minute 90.
         "Time since the last measurement A": table_value(29 * 60),
@@ -253,7 +255,8 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
     second_night = first_night | {
         "Commits A": table_value(2),
         "Commits B": table_value(2),
-        "Lost holds A": table_value(1),
+        "Lost holds and fallbacks A": table_value(1),
+        "Lost holds and fallbacks B": table_value(1),
         "Refused commits A": {REFUSED_COMMIT: 1},
     }
     third_night = {
@@ -261,11 +264,13 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
         "Commits A": table_value(2),
         "Commits B": table_value(2),
         "Failed requests A": table_value(1),
-        "Lost holds A": table_value(0),
+        "Lost holds and fallbacks A": table_value(0),
+        "Lost holds and fallbacks B": table_value(0),
         "Refused commits A": {REFUSED_COMMIT: 0},
         "Time since the last measurement A": table_value((29 + DAY) * 60),
     }  # fmt: skip
-    counters = ("Commits A", "Commits B", "Failed requests A", "Lost holds A")
+    lost_holds = ("Lost holds and fallbacks A", "Lost holds and fallbacks B")
+    counters = ("Commits A", "Commits B", "Failed requests A", *lost_holds)
     return (
         figures_at(FIRST_NIGHT + 2, {"Waiting and holding requests A": by_state(waiting=0, holding=0)})
         | figures_at(FIRST_NIGHT + 30, first_night)
@@ -343,12 +348,13 @@ def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) 
         "Commits A": table_value(3),
         "Commits B": table_value(3),
         "Failed requests A": table_value(1),
-        "Lost holds A": table_value(1),
+        "Lost holds and fallbacks A": table_value(1),
+        "Lost holds and fallbacks B": table_value(1),
         "Refused commits A": {REFUSED_COMMIT: 1},
         "Time since the last measurement A": table_value(10 * 60),
     }  # fmt: skip
     expected = (
-        figures_at(10, LOCK_TIMES | {"Commits A": table_value(1), "Lost holds A": NO_SERIES})
+        figures_at(10, LOCK_TIMES | {"Commits A": table_value(1), "Lost holds and fallbacks A": NO_SERIES})
         | figures_at(50, LOCK_TIMES | {"Commits A": table_value(1)})
         | figures_at(90, {"Commits A": table_value(0), requests_panel: by_state(waiting=0, holding=0)})
         | figures_at(105, {"Commits A": table_value(2), requests_panel: by_state(waiting=1, holding=0)})

@@ -110,6 +110,36 @@ def test_settings_are_given_another_coordinator() -> None:
     assert on_s3.of_coordinator("zookeeper://a:1/b") == LockSettings(zk_hosts="a:1/b", job="nightly")
 
 
+def test_a_fallback_is_a_setting_of_zookeeper() -> None:
+    settings = LockSettings.from_url("zookeeper://a:1?fallback=optimistic")
+    assert settings == LockSettings(zk_hosts="a:1", fallback="optimistic")
+    assert settings == LockSettings.from_env({"SLUICE_ZK_HOSTS": "a:1", "SLUICE_FALLBACK": "optimistic"})
+    assert settings == LockSettings.from_spark(
+        {"spark.sluice.zookeeper": "a:1", "spark.sluice.fallback": "optimistic"}, {}
+    )
+    assert (settings.is_optimistic, settings.coordinator) == (True, "a:1, else optimistic")
+    assert settings.of_coordinator("a:1") == LockSettings(zk_hosts="a:1")
+    assert settings.of_coordinator(LOCK_URL) == LockSettings(lock_url=LOCK_URL)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"zk_hosts": "a:1", "fallback": "none"}, "fallback='none': must be 'optimistic'"),
+        ({"lock_url": LOCK_URL, "fallback": "optimistic"}, f"is for ZooKeeper, but the locks are {LOCK_URL}"),
+        ({"lock_url": "optimistic://", "fallback": "optimistic"}, "is for ZooKeeper, but the locks are optimistic://"),
+    ],
+)
+def test_an_impossible_fallback_is_refused(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        LockSettings(**settings)
+
+
+def test_a_manager_of_locks_refuses_a_fallback() -> None:
+    with pytest.raises(SettingsError, match=r"lock_manager\.connect"):
+        ZookeeperLockManager(LockSettings(zk_hosts="a:1", fallback="optimistic"))
+
+
 @pytest.mark.parametrize("url", ["s3-lease://", "s3-lease:///locks", "s3-lease://lake/../locks", "s3://lake/locks"])
 def test_a_malformed_lock_url_is_refused(url: str) -> None:
     for settings in (lambda: LockSettings(lock_url=url), lambda: LockSettings.from_env({"SLUICE_LOCK_URL": url})):

@@ -177,7 +177,8 @@ def guarded_commit(
 
     # The staged commit itself fails with Delta's conflict if the table was moved to another ensemble since it was
     # staged. Other commits of this block do not.
-    if before_commit is not None or hold.intents_of(block.table).unfinished:
+    is_unproven = adoption is None and hold.needs_adoption
+    if before_commit is not None or is_unproven or hold.intents_of(block.table).unfinished:
         adoption = load_adoption()
         if _settle_unfinished_intents(spark, table_log, block):
             adoption = load_adoption()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from lock_manager import Adoption, Hold, canonical_table_uri
+from lock_manager.errors import NotAdoptedError
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.sql_names import property_list, quoted
@@ -17,11 +18,22 @@ from writer_jobs.errors import TableError
 
 
 def refuse_other_ensemble(hold: Hold, snapshot: Snapshot) -> Adoption | None:
-    """Return the adoption of a table, or None; raise AdoptionMismatchError if it names another lock than the hold's."""
+    """Return the adoption of a table; None if it is not adopted or does not exist.
+
+    Raises:
+        AdoptionMismatchError: The adoption names another lock than the hold's, or the hold counts only for adopted
+            tables, and the table is not adopted.
+
+    """
     state = snapshot.state
-    if state is None or state.adoption is None:
+    if state is None:
         return None
-    state.adoption.check(ensemble=hold.ensemble_id, table=canonical_table_uri(snapshot.location))
+    table = canonical_table_uri(snapshot.location)
+    if state.adoption is None:
+        if hold.needs_adoption:
+            raise NotAdoptedError(resource=table)
+        return None
+    state.adoption.check(ensemble=hold.ensemble_id, table=table)
     return state.adoption
 
 
