@@ -78,6 +78,8 @@ class BaseHold(ABC, Generic[_I]):
     _intents: Mapping[str, _I]
     #: Whether no other holder can have a conflicting lock while the hold stands.
     excludes = True
+    #: Whether the end of the hold is an event. It is none if another hold has this one only as a place in a queue.
+    reports_end = True
     #: Whether the hold counts only for tables that are adopted.
     needs_adoption = False
 
@@ -316,7 +318,8 @@ class BaseHold(ABC, Generic[_I]):
         self._stop_checks()
         # The coordinator may still have the hold in a queue. Then it would block the table.
         self._discard()
-        log.error("lock on %s was lost: %s", self.resource, self.lost)
+        if self.reports_end:
+            log.error("lock on %s was lost: %s", self.resource, self.lost)
         self._report_end(Event.LOST)
         for callback in callbacks:
             self._call_back(callback)
@@ -328,6 +331,8 @@ class BaseHold(ABC, Generic[_I]):
         return LockNotHeldError(f"the lock on {self.resource} was released", resource=self.resource)
 
     def _report_end(self, event: Event) -> None:
+        if not self.reports_end:
+            return
         for table in self.scope:
             emit(event, table, seconds=max(0.0, time.time() - self.acquired_at))
 

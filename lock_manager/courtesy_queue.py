@@ -18,6 +18,7 @@ from lock_manager.coordinator import Cancellation
 from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleUnavailableError, LockCancelledError, SluiceError
 from lock_manager.events import Event, emit
+from lock_manager.queue_entry import is_internal
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,9 @@ _ANSWER_SECONDS = 5.0
 
 _WATCH_SECONDS = 5.0
 """Interval at which a waiting writer asks whether ZooKeeper still answers, in seconds."""
+
+FALLBACK_FIELD = "fallback"
+"""Field of a contender: whether its writer goes on without its place in the queue."""
 
 _OUTAGE_SECONDS = 30.0
 """Time after an outage in which writers do not ask again, in seconds."""
@@ -66,9 +70,16 @@ class CourtesyQueue:
             EnsembleRefusedError, EnsembleFormatError: ZooKeeper answers, but cannot be used.
 
         """
+        if any(is_internal(table) for table in request.scope):
+            # Nothing waits for a checkpoint.
+            return None
         place = None
         if time.monotonic() >= self._asks_again_at:
             place = self._join(request, deadline)
+        if request.cancellation.requested.is_set():
+            if place is not None:
+                place.release()
+            raise LockCancelledError(resource=request.resource)
         if place is None:
             log.warning(
                 "the write to %s does not wait for other writers, because ZooKeeper does not answer (fallback): %s",
@@ -77,6 +88,7 @@ class CourtesyQueue:
             for table in request.scope:
                 emit(Event.FELL_BACK, table)
         else:
+            place.reports_end = False
             place.on_loss(_report_loss)
         return place
 
@@ -87,14 +99,15 @@ class CourtesyQueue:
     def _join(self, request: AcquireRequest, deadline: Deadline) -> BaseHold[Any] | None:
         cancellation, has_ended = Cancellation(), threading.Event()
         request.cancellation.on_request(cancellation.request)
-        if request.cancellation.requested.is_set():
-            raise LockCancelledError(resource=request.resource)
+        queued_request = replace(
+            request, identity={**request.identity, FALLBACK_FIELD: True}, cancellation=cancellation, offer=None
+        )
         try:
-            self._manager.check_answers(max(1.0, min(_ANSWER_SECONDS, deadline.remaining())))
+            self._manager.check_answers(_ANSWER_SECONDS)
             threading.Thread(
                 target=self._watch, args=(has_ended, cancellation), name="sluice-fallback", daemon=True
             ).start()
-            return self._manager.acquire_for(replace(request, cancellation=cancellation, offer=None), deadline)
+            return self._manager.acquire_for(queued_request, deadline)
         except EnsembleUnavailableError as error:
             self._record_outage(error)
         except LockCancelledError:

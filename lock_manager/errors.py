@@ -342,8 +342,8 @@ class NotAdoptedError(AdoptionMismatchError):
     def __init__(self, *, resource: str) -> None:
         super().__init__(
             f"{resource} is not adopted, so other writers may rely on its lock, and this writer goes on without it if "
-            "ZooKeeper fails (fallback=optimistic): run `sluice adopt TABLE --lock-url URL` with this writer's URL, or "
-            "write without a fallback",
+            "ZooKeeper fails (fallback=optimistic): write the first version of a new table without a fallback, and run "
+            "`sluice adopt TABLE --lock-url URL` with this writer's URL",
             resource=resource,
         )
 

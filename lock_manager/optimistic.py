@@ -32,7 +32,6 @@ from lock_manager.coordinator import Offer
 from lock_manager.courtesy_queue import CourtesyQueue
 from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, LockCancelledError, SluiceError, UnsupportedLockError
-from lock_manager.events import Event
 from lock_manager.intents import Intent
 from lock_manager.settings import LockSettings
 from lock_manager.signals import SignalIsolation
@@ -80,6 +79,10 @@ class OptimisticManager(BaseManager["OptimisticHold", "OptimisticAcquisition"]):
     @property
     def _belongs_to_parent(self) -> bool:
         return os.getpid() != self._pid
+
+    def _holds_of(self, thread: threading.Thread) -> list[OptimisticHold]:
+        """Return the holds of a thread; with a queue only those that need an adopted table, too."""
+        return [hold for hold in super()._holds_of(thread) if hold.needs_adoption or self._queue is None]
 
     def _check_usable(self) -> None:
         if self._belongs_to_parent:
@@ -239,23 +242,23 @@ class OptimisticHold(BaseHold["OptimisticIntents"]):
 
     def _leave(self, *, was_proven: bool) -> str | None:  # noqa: ARG002
         if self._place is not None:
-            try:
-                self._place.release()
-            except SluiceError as error:
-                log.info("the place in the queue of %s was gone before its end: %s", self.resource, error)
+            # ZooKeeper may not answer for some seconds.
+            threading.Thread(target=self._release_place, args=(self._place,), name="sluice-place", daemon=True).start()
         return None
+
+    def _release_place(self, place: BaseHold[Any]) -> None:
+        try:
+            place.release()
+        except SluiceError as error:
+            log.info("the place in the queue of %s was gone before its end: %s", self.resource, error)
 
     def _discard(self) -> None:
         """Do nothing: ZooKeeper removes the place."""
 
     def _begin(self) -> None:
-        # The place has emitted that it is held, and emits its end.
+        # The place has emitted that it is held.
         if self._place is None:
             super()._begin()
-
-    def _report_end(self, event: Event) -> None:
-        if self._place is None:
-            super()._report_end(event)
 
 
 class OptimisticIntents:

@@ -120,6 +120,11 @@ def _is_below(inner: QueuedNode, outer: QueuedNode) -> bool:
     return inner.partition.startswith(f"{outer.partition}/")
 
 
+def is_internal(uri: str) -> bool:
+    """Return whether this is a name below a table's log, which maintenance or checkpoints lock, and not a table."""
+    return "/_delta_log/" in uri
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableLocks:
     """The queue entries of one table and its partitions.
@@ -143,7 +148,7 @@ class TableLocks:
     @property
     def is_internal(self) -> bool:
         """Whether this is a name below a table's log, which maintenance or checkpoints lock, and not a table."""
-        return "/_delta_log/" in (self.uri or "")
+        return is_internal(self.uri or "")
 
     @property
     def holders(self) -> tuple[QueueEntry, ...]:

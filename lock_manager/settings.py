@@ -137,8 +137,8 @@ class LockSettings:
         environ = os.environ if environ is None else environ
         variables = {name: ENVIRONMENT_PREFIX + name.upper() for name in _plain_fields()}
         texts = {name: environ[variable] for name, variable in variables.items() if variable in environ}
-        for name in _PLACES:
-            # A coordinator that the caller names replaces that of the environment.
+        for name in (*_PLACES, "fallback"):
+            # A coordinator that the caller names replaces that of the environment, and its fallback.
             if not texts.get(name, "").strip() or _PLACES & overrides.keys():
                 texts.pop(name, None)
         values = {**_parse_numbers(texts, source=f"{ENVIRONMENT_PREFIX}* in the environment"), **overrides}

@@ -69,20 +69,24 @@ def adopt_table(
     state = log.state()
     if state is None:
         raise TableError(f"there is no Delta table at {log.location}: adopt it after its first version is written")
-    if settings.fallback:
-        # Such writers write the tables of writers without a lock. The old lock of the table may be one of their queue.
-        settings = settings.of_coordinator(OPTIMISTIC_URL)
     settings = replace(settings, job=settings.job or "sluice adopt")
+    old_settings = None if old_hosts is None else _without_queue(settings.of_coordinator(old_hosts))
+    # Writers with a fallback go on without the lock of their ensemble. So nobody may hold it when they begin.
+    locks_to_take = replace(settings, fallback="") if settings.fallback else None
+    settings = _without_queue(settings)
     metadata = {"job": settings.job}
     expected_adoption = state.adoption if move else None
     names = _names_to_lock(uri, expected_adoption)
     with ExitStack() as stack:
-        if old_hosts is not None:
-            old_manager = stack.enter_context(manager_of(settings.of_coordinator(old_hosts)))
+        if old_settings is not None:
+            old_manager = stack.enter_context(manager_of(old_settings))
             old_hold = stack.enter_context(old_manager.acquire_all(names, needs_exclusion=False))
             if expected_adoption is not None:
                 expected_adoption.check(ensemble=old_hold.ensemble_id, table=expected_adoption.table or uri)
             stack.enter_context(guarded(spark, old_hold, log, metadata, any_ensemble=True))
+        elif locks_to_take is not None:
+            lock = stack.enter_context(stack.enter_context(manager_of(locks_to_take)).acquire_all(names))
+            stack.enter_context(guarded(spark, lock, log, metadata, any_ensemble=True))
         manager = stack.enter_context(manager_of(settings))
         hold = stack.enter_context(manager.acquire_all(names, needs_exclusion=False))
         stack.enter_context(guarded(spark, hold, log, metadata, any_ensemble=move))
@@ -100,6 +104,11 @@ def adopt_table(
         renamed_from=previous.table if previous is not None and previous.table != current.table else None,
         version=version,
     )
+
+
+def _without_queue(settings: LockSettings) -> LockSettings:
+    """Return settings that do not wait in the queue of a fallback; its place would be in the way of the old lock."""
+    return settings.of_coordinator(OPTIMISTIC_URL) if settings.fallback else settings
 
 
 def _names_to_lock(uri: str, adoption: Adoption | None) -> list[str]:

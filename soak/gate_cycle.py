@@ -11,10 +11,10 @@ the lock or at most 50 ms before (``RECHECK_NANOS`` in ``GuardedLogStore.java``)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from lock_manager import Hold, LockLostError, LockManager, SluiceError
+from lock_manager import Hold, LockLostError, LockManager, SluiceError, TableScope, canonical_table_uri
 from lock_manager.coordinator import Offer
 from lock_manager.intents import NO_VERSION
 from soak.errors import JvmGoneError
@@ -43,7 +43,7 @@ class GateCycle(SparkCycle):
         self._log = SettlingLog(worker, self._table, self._fill)
         self._operation = self._choose_operation()
         self._ids = list(self._operation.ids)
-        manager = cast("LockManager", _ObservedManager(worker.manager, self._on_request, self._on_hold))
+        manager = cast("LockManager", _ObservedManager(worker.manager, self._table, self._on_request, self._on_hold))
         writer = LockedDeltaWriter(worker.spark, manager, self._table)
         writer.log = self._log
         try:
@@ -171,21 +171,30 @@ class _ObservedManager:
 
     Args:
         manager: The lock manager.
+        table: Location of the table whose requests are observed. The writer also requests the lock on its checkpoints.
         on_request: Called before each request with its offer, or None.
         on_hold: Called with each hold before the caller gets it. An error releases the hold.
 
     """
 
     def __init__(
-        self, manager: LockManager, on_request: Callable[[Offer | None], None], on_hold: Callable[[Hold], None]
+        self,
+        manager: LockManager,
+        table: str,
+        on_request: Callable[[Offer | None], None],
+        on_hold: Callable[[Hold], None],
     ) -> None:
         self._manager = manager
+        self._uri = canonical_table_uri(table)
         self._on_request = on_request
         self._on_hold = on_hold
 
-    def acquire_all(self, *tables: Any, **options: Any) -> Hold:
+    def acquire_all(self, scopes: Sequence[TableScope | str], **options: Any) -> Hold:
+        uris = [scope.table.uri if isinstance(scope, TableScope) else scope for scope in scopes]
+        if uris != [self._uri]:
+            return self._manager.acquire_all(scopes, **options)
         self._on_request(options.get("offer"))
-        hold = self._manager.acquire_all(*tables, **options)
+        hold = self._manager.acquire_all(scopes, **options)
         try:
             self._on_hold(hold)
         except BaseException:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from sluice.commands.options import LockUrlOption, ZooKeeperOption
+from sluice.commands.options import ZooKeeperOption
 from sluice.console import plain_console
 from sluice.interrupts import interruptible
 
@@ -123,7 +123,13 @@ def run(
     *,
     is_module: Annotated[bool, typer.Option("-m", help="Run a module, as python -m does.")] = False,
     zookeeper: ZooKeeperOption = None,
-    lock_url: LockUrlOption = None,
+    lock_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Instead of --zookeeper: s3-lease://BUCKET/PREFIX.  [dim]default: $SLUICE_LOCK_URL[/]",
+        ),
+    ] = None,
     guard: Annotated[
         GuardMode | None,
         typer.Option(help="How to treat a commit that gets no lock.  [dim]default: required[/]"),
@@ -140,8 +146,13 @@ def run(
     This covers SQL, DataFrames, DeltaTable and streams (docs/how-to/unchanged.md).
     Options of sluice run come before the program. The exit code is the program's.
     """
+    from lock_manager import LockSettings, SettingsError  # noqa: PLC0415
     from sluice.submit.program import run_program  # noqa: PLC0415
 
+    if lock_url is not None and LockSettings.from_url(lock_url).is_optimistic:
+        raise SettingsError(
+            f"{lock_url}: an unchanged program needs locks; give --zookeeper or s3-lease://BUCKET/PREFIX"
+        )
     settings = {
         "spark.sluice.zookeeper": zookeeper,
         "spark.sluice.lockUrl": lock_url,

@@ -30,7 +30,7 @@ def demo(
     *,
     storage: Annotated[Storage, typer.Option(help="An embedded S3, or the disk.")] = Storage.S3,
     coordinator: Annotated[
-        Coordinator, typer.Option(help="Locks in an embedded ZooKeeper, or in objects of that S3.")
+        Coordinator, typer.Option(help="Locks in an embedded ZooKeeper, or in objects beside the tables on S3.")
     ] = Coordinator.ZOOKEEPER,
     writers: Annotated[int, typer.Option(min=1, help="Number of spark-submit processes.")] = 5,
     commits: Annotated[int, typer.Option(min=1, help="Number of commits of all writers together.")] = 40,
@@ -51,7 +51,7 @@ def demo(
 ) -> None:
     """Load 336,776 flights into one table with five Spark writers, and check that nothing is lost.
 
-    Starts its own ZooKeeper (with locks on S3 none) and its own S3, and one
+    Starts its own S3, its own ZooKeeper unless the locks are on S3, and one
     spark-submit per writer.
     Writes report.json, timeline.png and the writers' logs to the output folder,
     with --compare also comparison.png. These files replace those of an earlier

@@ -113,6 +113,7 @@ def break_lock(
     holder loses its lock after its session timeout without this command. The
     guard refuses later commits of the removed holder (LockLostError). A program
     that writes without the guard, such as deltalake, is NOT stopped: end it first.
+    Nor is a writer with fallback=optimistic, which does not rely on the lock.
 
     Removes only the holders that it showed, by their fencing tokens. A writer
     that acquires the lock in the meantime keeps it. If there are several holders,

@@ -118,8 +118,8 @@ LockUrlOption = Annotated[
     typer.Option(
         "--lock-url",
         metavar="URL",
-        help="Instead of ZooKeeper: s3-lease://BUCKET/PREFIX, or optimistic:// for no locks.  "
-        "[dim]default: $SLUICE_LOCK_URL[/]",
+        help="Instead of --zookeeper: s3-lease://BUCKET/PREFIX; optimistic:// for no locks; or "
+        "zookeeper://HOSTS?fallback=optimistic.  [dim]default: $SLUICE_LOCK_URL[/]",
     ),
 ]
 #: The option ``--lock-root`` of commands that look at locks.

@@ -24,6 +24,12 @@ def adoption_finding(settings: LockSettings, table: str, storage_options: Mappin
         if not versions_in(log.names()):
             return note(_CHECK, f"there is no Delta table at {table} yet: adopt it after its first version is written")
         adoption = _read_adoption(log)
+        if adoption is None and settings.fallback:
+            return failed(
+                _CHECK,
+                "the table is not adopted, so writers with a fallback are refused: run "
+                f"`sluice adopt {table} --lock-url URL` with this URL",
+            )
         return compare_adoption(table, adoption, _ensemble_id(settings), canonical_table_uri(log.uri))
     except SluiceError as error:
         return failed(_CHECK, f"could not be compared: {error}")

@@ -7,11 +7,13 @@ import statistics
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.s3_lease import root
+from lock_manager.s3_lease.queue_object import FOLDER
 from lock_manager.s3_lease.store import ConflictError, ObjectStore, StoredObject, UnansweredError
 from lock_manager.settings import LockSettings, bucket_and_prefix
 from sluice.audit.log_folder import s3_errors, s3_response
@@ -25,14 +27,17 @@ KEY = "doctor.json"
 _ANSWER_SECONDS = 10.0
 _REQUESTS = 5
 _SLOW_MS = 500.0
+# No object of a lock is so large.
+_LARGE_BYTES = 1 << 20
 _CONDITIONS = "conditional PUT"
+_KEY_ADVICE = (
+    "Allow s3:GetObject and s3:PutObject there; with SSE-KMS also kms:GenerateDataKey and kms:Decrypt for the key"
+)
 _ADVICE = "Use a store that honours If-Match and If-None-Match, such as AWS S3"
 # Codes of an answer without a permission.
 _DENIALS = frozenset({"AccessDenied", "403"})
 # Storage classes whose objects cannot be read until they are restored.
 _ARCHIVES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
-# Answers of S3 that mean that this client may not read a setting of the bucket, or that the store has no such setting.
-_UNREADABLE = frozenset({403, 405, 501})
 
 
 def lock_bucket_findings(settings: LockSettings) -> list[Finding]:
@@ -103,7 +108,7 @@ class _LockObject:
         self.location = location
         self._store, self._notice = store, notice
         self._marks = {"run": run, "round": uuid.uuid4().hex}
-        stored = store.read(KEY)
+        stored = _answered(store, lambda: store.read(KEY), "read an object")
         self._etag = None if stored is None else stored.etag
 
     def put(self, content: bytes, ready: Callable[[], object] = lambda: None) -> bool:
@@ -111,12 +116,13 @@ class _LockObject:
         data = json.dumps({**self._marks, "content": content.decode()}).encode()
         try:
             self._notice.call(ready, lambda: self._store.write(KEY, data, self._etag))
-        except ConflictError:
+        except (ConflictError, UnansweredError):
+            # An object that was written without an answer is one that no rival has won.
             return False
         return True
 
     def read(self) -> bytes | None:
-        stored = self._store.read(KEY)
+        stored = _answered(self._store, lambda: self._store.read(KEY), "read an object")
         if stored is not None and stored.etag == self._etag:
             return b""  # no rival has written it
         fields = {} if stored is None else json.loads(stored.data)
@@ -141,10 +147,11 @@ def _conditions_finding(store: ObjectStore, location: str) -> Finding:
             )
         _answered(store, lambda: _prove(store), "write an object")
     except EnsembleRefusedError as error:
-        return failed(_CONDITIONS, f"{location}: {error}. {_ADVICE}, and allow s3:GetObject and s3:PutObject")
-    except (UnansweredError, EnsembleUnavailableError) as error:
+        advice = _KEY_ADVICE if error.refusal in _DENIALS else _ADVICE
+        return failed(_CONDITIONS, f"{location}: {error}. {advice}")
+    except EnsembleUnavailableError as error:
         return failed(_CONDITIONS, f"could not be checked at {location}: {error}; try again")
-    except (_ForeignWriteError, ValueError, KeyError):
+    except (_ForeignWriteError, ValueError, KeyError, TypeError, AttributeError):
         return note(_CONDITIONS, f"could not be checked: another client writes {location} at the same time; try again")
     if contest.obstacle:
         return note(
@@ -218,14 +225,16 @@ def _lifecycle_finding(store: ObjectStore, bucket: str, prefix: str) -> Finding:
 def _may_remove(rule: Mapping[str, Any], prefix: str) -> bool:
     """Return whether a lifecycle rule may delete or archive objects below a prefix.
 
-    See "Lifecycle configuration elements" in the S3 User Guide. Conditions on the size of objects are ignored.
+    See "Lifecycle configuration elements" in the S3 User Guide.
     """
     condition = rule.get("Filter") or {}
     condition = {**condition, **condition.get("And", {})}
     rule_prefix = condition.get("Prefix") or rule.get("Prefix") or ""
-    is_included = rule_prefix.startswith(prefix) or prefix.startswith(rule_prefix)
+    keys = (prefix + root.KEY, prefix + FOLDER)
+    is_included = any(rule_prefix.startswith(key) or key.startswith(rule_prefix) for key in keys)
     # The objects of locks have no tags.
-    if rule.get("Status") != "Enabled" or not is_included or "Tag" in condition or condition.get("Tags"):
+    is_other = "Tag" in condition or condition.get("Tags") or condition.get("ObjectSizeGreaterThan", 0) >= _LARGE_BYTES
+    if rule.get("Status") != "Enabled" or not is_included or is_other:
         return False
     transitions = {transition.get("StorageClass") for transition in rule.get("Transitions", ())}
     return bool({"Days", "Date"} & rule.get("Expiration", {}).keys() or transitions & _ARCHIVES)
@@ -233,6 +242,6 @@ def _may_remove(rule: Mapping[str, Any], prefix: str) -> bool:
 
 def _unreadable(check: str, action: str, error: Exception) -> Finding:
     status, code = s3_response(error)
-    if status in _UNREADABLE:
+    if 400 <= status < 500 or status == HTTPStatus.NOT_IMPLEMENTED:  # noqa: PLR2004 (errors of the client)
         return note(check, f"cannot be read ({code}): allow {action} for this check")
     return failed(check, f"cannot be read: {error}")

@@ -50,8 +50,8 @@ class Contest:
     Attributes:
         rounds: Number of rounds.
         complete_rounds: Rounds in which all rivals sent their requests at the same moment.
-        won_rounds: Those of them with one winner. The others have none.
-        violation: What a store must not do and did; empty if there was nothing.
+        won_rounds: Complete rounds with one winner. Other complete rounds have no winner.
+        violation: Description of a fault of the store; empty if there is none.
 
     """
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lock_manager.coordinator import Inspector
+from lock_manager.courtesy_queue import FALLBACK_FIELD
 from lock_manager.queue_entry import QueueEntry, TableLocks
 from lock_manager.resources import TableResource
 from sluice.audit.checks import count_text
@@ -74,6 +75,7 @@ class Status:
             "since": entry.since,
             "seconds": self.seconds(entry),
             "waits_for": list(entry.waits_for),
+            FALLBACK_FIELD: bool(entry.data.get(FALLBACK_FIELD)),
             **{name: entry.data.get(name) for name in ("host", "pid", "app_id", "job")},
         }
 
@@ -99,6 +101,7 @@ def describe(entry: QueueEntry) -> str:
     parts = [f"{_field(entry, 'host') or 'unknown host'} pid {_field(entry, 'pid') or '?'}"]
     parts += [f"job {job}"] if job else []
     parts += [f"application {application}"] if application else []
+    parts += ["goes on without the lock (fallback)"] if entry.data.get(FALLBACK_FIELD) else []
     return ", ".join([*parts, scope_text(entry), f"token {entry.token}"])
 
 

@@ -9,8 +9,17 @@ from contextlib import ExitStack
 import pytest
 
 import lock_manager
-from lock_manager import ClosedError, Hold, LockLostError, LockManager, LockNotHeldError, UnsupportedLockError
+from lock_manager import (
+    ClosedError,
+    Hold,
+    LockLostError,
+    LockManager,
+    LockNotHeldError,
+    TableResource,
+    UnsupportedLockError,
+)
 from lock_manager.coordinator import Offer
+from lock_manager.managers import inspector_of
 
 URI = f"s3://lake/{uuid.uuid4().hex}"
 NewManager = Callable[[], LockManager]
@@ -62,6 +71,9 @@ def test_a_thread_gets_its_hold_again(new_manager: NewManager) -> None:
 def test_holds_exclude_no_other_and_leave_no_intent(new_manager: NewManager) -> None:
     manager, other_manager = new_manager(), new_manager()
     with acquire(manager) as hold:
+        if manager.settings.fallback:
+            with inspector_of(manager.settings) as inspector:
+                assert len(inspector.table(TableResource.of(URI)).entries) == 1
         assert (hold.excludes, hold.is_valid()) == (False, False)
         assert hold.intend(1, txn=None, attempt="first") == {}
         assert (dict(hold.intents.open), hold.intents.settled) == ({"first": 1}, False)

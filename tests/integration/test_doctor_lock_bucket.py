@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from lock_manager import LockSettings, canonical_table_uri
 from lock_manager.settings import OPTIMISTIC_URL
 from sluice.audit.log_folder import s3_client
 from sluice.commands.app import app
+from sluice.doctor import lock_bucket
 from sluice.doctor.finding import Verdict
 from sluice.doctor.lock_bucket import KEY, lock_bucket_findings
 from soak.s3_faults import FaultyS3
@@ -215,6 +217,7 @@ AFTER_A_DAY = {"Expiration": {"Days": 1}}
         ({"Filter": {"And": {"Prefix": "locks/", "ObjectSizeGreaterThan": 10}}, **AFTER_A_DAY}, True),
         ({"Filter": {}, "Transitions": [{"Days": 1, "StorageClass": "GLACIER"}]}, True),
         ({"Filter": {"Prefix": "raw/"}, **AFTER_A_DAY}, False),
+        ({"Filter": {"Prefix": "locks/other/"}, **AFTER_A_DAY}, False),
         ({"Filter": {"Tag": {"Key": "temporary", "Value": "yes"}}, **AFTER_A_DAY}, False),
         ({"Filter": {}, "NoncurrentVersionExpiration": {"NoncurrentDays": 1}}, False),
         ({"Filter": {}, "Transitions": [{"Days": 30, "StorageClass": "STANDARD_IA"}]}, False),
@@ -231,6 +234,13 @@ def test_a_lifecycle_rule_that_may_delete_locks_is_a_fault(
     (finding,) = [finding for finding in lock_bucket_findings(settings) if finding.check == "lifecycle"]
     assert finding.verdict is (Verdict.FAILED if is_harmful else Verdict.OK)
     assert ("rule nightly deletes or archives" in finding.message) is is_harmful
+
+
+@pytest.mark.parametrize(("size", "is_harmful"), [(1 << 10, True), (1 << 30, False)])
+def test_a_rule_for_large_objects_does_not_delete_locks(size: int, *, is_harmful: bool) -> None:
+    # The S3 of the tests does not keep this condition.
+    rule = {"Status": "Enabled", "Filter": {"ObjectSizeGreaterThan": size}, **AFTER_A_DAY}
+    assert lock_bucket._may_remove(rule, "locks/") is is_harmful
 
 
 def test_the_adoption_is_compared_with_this_coordinator(bucket: LockBucket, tmp_path: Path) -> None:
@@ -250,6 +260,40 @@ def test_the_adoption_is_compared_with_this_coordinator(bucket: LockBucket, tmp_
     assert verdict == "failed"
     assert "--lock-url" in message
     assert adoption(ensemble, OPTIMISTIC_URL)[0] == "failed"
+
+
+def test_a_table_of_writers_with_a_fallback_has_to_be_adopted(zookeeper: Any, tmp_path: Path) -> None:
+    DeltaTable.create(tmp_path, Schema([Field("id", "long")]))
+    url = f"zookeeper://{zookeeper.hosts}?fallback=optimistic"
+    code, findings = doctor(url, "--table", str(tmp_path))
+    assert (code, findings["adoption"][0], findings["locks"][0]) == (1, "failed", "note")
+    assert findings["session"][0] == "ok"
+    assert "writers with a fallback are refused" in findings["adoption"][1]
+
+
+class Busy(ChecksEtagUnderLock):
+    """Answers every fifth PUT with SlowDown."""
+
+    puts = itertools.count()
+
+    def do_PUT(self) -> None:
+        if next(self.puts) % 5:
+            super().do_PUT()
+        else:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.refuse(503, "SlowDown")
+
+
+def test_a_busy_store_is_no_fault(bucket: LockBucket, behind: Callable[[type[Gateway]], None]) -> None:
+    behind(Busy)
+    code, findings = doctor(bucket.url)
+    assert code == 0, findings
+    assert findings["conditional PUT"][0] == "ok"
+
+
+def test_an_object_of_another_program_is_noted(bucket: LockBucket) -> None:
+    s3_client({}).put_object(Bucket=BUCKET, Key=f"{bucket.prefix}/{KEY}", Body=b"[1]")
+    assert doctor(bucket.url)[0] == 0
 
 
 def test_a_coordinator_without_locks_is_noted() -> None:

@@ -24,7 +24,7 @@ from writer_jobs.commit.gate_rules import reason_for_whole_write, staging_facts
 from writer_jobs.commit.held_write import HeldWrite
 from writer_jobs.commit.lock_target import Lock, LockTarget, PartitionFinder, find_lock_target, job_note
 from writer_jobs.commit.operation import Operation
-from writer_jobs.commit.options import RewriteOptions, lock_deadline
+from writer_jobs.commit.options import LockDuring, RewriteOptions, lock_deadline
 from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.jvm_errors import error_reason, is_conflict
 from writer_jobs.delta.snapshot import Snapshot, TableState
@@ -86,6 +86,7 @@ class LockedOperation:
                         log.info("writing again: %s", error)
                         if self._is_optimistic and is_conflict(error.__cause__):
                             self._pause(try_index, error, None if is_last else deadline)
+                            lock_seconds, lock_during = deadline.remaining(), self._lock_during_after_conflict
                             continue
                         self._refuse_hooks(staged_write.hooks)
                         lock_seconds = max(0.0, lock_seconds - staged_write.waited_seconds)
@@ -102,6 +103,7 @@ class LockedOperation:
                 except _FasterWriterError as error:
                     log.info("writing again: %s", error)
                     self._pause(try_index, error, None if is_last else deadline)
+                    lock_seconds = deadline.remaining()
             raise AssertionError(
                 "the last try locks the whole table, but the partitions of the write were not in the lock"
             )
@@ -110,6 +112,11 @@ class LockedOperation:
     def _is_optimistic(self) -> bool:
         """Whether the coordinator has no locks, so that another writer may be faster each time."""
         return self.context.manager.settings.is_optimistic
+
+    @property
+    def _lock_during_after_conflict(self) -> LockDuring:
+        """When a repeated write has its place in the queue: from its beginning, so that no other write is faster."""
+        return "write" if self.context.manager.settings.fallback else "commit"
 
     def _pause(self, try_index: int, error: Exception, deadline: Deadline | None) -> None:
         """Wait for a random time before the next try.

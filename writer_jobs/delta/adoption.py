@@ -25,16 +25,13 @@ def refuse_other_ensemble(hold: Hold, snapshot: Snapshot) -> Adoption | None:
             tables, and the table is not adopted.
 
     """
-    state = snapshot.state
-    if state is None:
-        return None
+    adoption = None if snapshot.state is None else snapshot.state.adoption
     table = canonical_table_uri(snapshot.location)
-    if state.adoption is None:
-        if hold.needs_adoption:
-            raise NotAdoptedError(resource=table)
-        return None
-    state.adoption.check(ensemble=hold.ensemble_id, table=table)
-    return state.adoption
+    if adoption is not None:
+        adoption.check(ensemble=hold.ensemble_id, table=table)
+    elif hold.needs_adoption:
+        raise NotAdoptedError(resource=table)
+    return adoption
 
 
 def adoption_under(hold: Hold, table_log: DeltaTableLog) -> Adoption:

@@ -185,8 +185,8 @@ class JobParser(argparse.ArgumentParser):
         )  # fmt: skip
         add(
             "--lock-url", metavar="URL",
-            help="instead of ZooKeeper: s3-lease://BUCKET/PREFIX for locks in objects on S3, optimistic:// for none; "
-            "default: $SLUICE_LOCK_URL",
+            help="instead of --zookeeper: s3-lease://BUCKET/PREFIX for locks in objects on S3; optimistic:// for none; "
+            "zookeeper://HOSTS?fallback=optimistic for writes that go on without ZooKeeper; default: $SLUICE_LOCK_URL",
         )  # fmt: skip
         if several:
             add(

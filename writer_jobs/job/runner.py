@@ -128,8 +128,10 @@ class Job(Generic[_Arguments]):
             warnings.simplefilter("ignore")
             for name in _PYSPARK_LOGGERS:
                 logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-            # Always shown: commits that a guard in observe mode would refuse, and the holder that the job waits for.
-            logging.getLogger("lock_manager.guard.commit_guard").setLevel(logging.WARNING)
+            # Always shown: commits that a guard in observe mode would refuse, writes that go on without ZooKeeper, and
+            # the holder that the job waits for.
+            for name in ("lock_manager.guard.commit_guard", "lock_manager.courtesy_queue"):
+                logging.getLogger(name).setLevel(logging.WARNING)
             logging.getLogger(WAITING_LOGGER).setLevel(logging.INFO)
         return self.run()
 
