@@ -6,7 +6,6 @@ expiry that other machines compare with their clocks. ``FAILURES`` names a test 
 
 from __future__ import annotations
 
-import random
 import signal
 import threading
 import time
@@ -156,22 +155,6 @@ def test_a_paused_holder_without_rivals_is_refused(bucket: LockBucket) -> None:
         process.send_signal(signal.SIGCONT)
         assert process.intend(1) == "LockLostError"
         eventually(lambda: bucket.entries == [])
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(30))
-def test_a_holder_that_is_paused_at_any_moment_is_refused(bucket: LockBucket, seed: int) -> None:
-    with bucket.holder_process(LEASE) as process:
-        assert process.answer() == "held"
-        # Any moment between two renewals.
-        time.sleep(random.Random(seed).uniform(0, LEASE / 2))
-        process.send_signal(signal.SIGSTOP)
-        with bucket.manager().acquire(bucket.table) as hold:
-            hold.intend(1, txn=None, attempt="rival")
-            process.send_signal(signal.SIGCONT)
-            assert process.intend(1) == "LockLostError"
-            hold.check()
-            hold.intents.settle(["rival"])
 
 
 def test_a_lost_hold_is_not_revived_by_a_later_one(bucket: LockBucket) -> None:
