@@ -22,6 +22,7 @@ from typing import Any
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
+import lock_manager
 import writer_jobs.commit.guarded
 from lock_manager import ZookeeperLockManager
 from lock_manager.guard import commit_guard as guard
@@ -283,6 +284,10 @@ class Driver:
         conf = self.spark.sparkContext._jsc.sc().conf()
         conf.set("spark.sluice.guard", "off")
         self.undo.callback(conf.set, "spark.sluice.guard", "required")
+
+    def without_lock(self) -> None:
+        """Write without a lock from now on."""
+        self._replace(self, "manager", lock_manager.connect("optimistic://", timeout_seconds=120))
 
     def use_stock_store(self) -> None:
         """Use Delta's own log store, without the guard, for tables that are new to this driver."""
