@@ -71,7 +71,7 @@ def adopt_table(
         raise TableError(f"there is no Delta table at {log.location}: adopt it after its first version is written")
     settings = replace(settings, job=settings.job or "sluice adopt")
     old_settings = None if old_hosts is None else _without_queue(settings.of_coordinator(old_hosts))
-    # Writers with a fallback go on without the lock of their ensemble. So nobody may hold it when they begin.
+    # Writers with a fallback go on without the lock of their ensemble. So no writer may hold it when they begin.
     locks_to_take = replace(settings, fallback="") if settings.fallback else None
     settings = _without_queue(settings)
     metadata = {"job": settings.job}

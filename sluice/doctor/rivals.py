@@ -49,7 +49,7 @@ class Contest:
 
     Attributes:
         rounds: Number of rounds.
-        complete_rounds: Rounds in which all rivals sent their requests at the same moment.
+        complete_rounds: Number of rounds whose rivals all sent their requests at the same moment.
         won_rounds: Complete rounds with one winner. Other complete rounds have no winner.
         violation: Description of a fault of the store; empty if there is none.
 

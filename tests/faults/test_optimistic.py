@@ -47,7 +47,7 @@ def table(drivers: tuple[Driver, Driver], s3: FaultyS3, original: str) -> str:
 
 
 def append(driver: Driver, table: str, number: int) -> None:
-    """Append one row in a transaction of its own, and repeat it until its outcome is known."""
+    """Append one row in a transaction of its own_numbers, and repeat it until its outcome is known."""
     for _ in range(10):
         driver.begin("append_as", table=table, first=number, end=number + 1, txn=[driver.name, number])
         answer = driver.answer()
@@ -102,10 +102,10 @@ def test_random_faults_of_two_writers_lose_no_row(
 ) -> None:
     choices = random.Random(seed)
     numbers = [list(range(first, first + 8)) for first in (100, 200)]
-    plans = [[choices.choice([None, *FAULTS.values()]) for _ in own] for own in numbers]
+    plans = [[choices.choice([None, *FAULTS.values()]) for _ in own_numbers] for own_numbers in numbers]
 
-    def append_all(driver: Driver, own: list[int], plan: list[dict[str, Any] | None]) -> None:
-        for number, fault in zip(own, plan, strict=True):
+    def append_all(driver: Driver, own_numbers: list[int], plan: list[dict[str, Any] | None]) -> None:
+        for number, fault in zip(own_numbers, plan, strict=True):
             if fault is not None:
                 s3.gate.arm(driver.name, S3Fault(**fault))
             append(driver, table, number)

@@ -140,7 +140,7 @@ class HidesSettings(ChecksEtagUnderLock):
 
 
 @pytest.fixture
-def behind(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Gateway]], None]]:
+def use_gateway(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Gateway]], None]]:
     """Put a gateway in front of the S3 that boto3 finds by the environment."""
     with ExitStack() as stack:
 
@@ -161,26 +161,28 @@ def behind(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
     ],
 )
 def test_the_conditions_of_puts_are_tried_by_rivals(
-    bucket: LockBucket, behind: Callable[[type[Gateway]], None], kind: type[Gateway], verdict: str, message: str
+    bucket: LockBucket, use_gateway: Callable[[type[Gateway]], None], kind: type[Gateway], verdict: str, message: str
 ) -> None:
     doctor(bucket.url)  # The object exists.
-    behind(kind)
+    use_gateway(kind)
     code, findings = doctor(bucket.url)
     assert findings["conditional PUT"][0] == verdict, findings
     assert message in findings["conditional PUT"][1]
     assert code == (1 if verdict == "failed" else 0)
 
 
-def test_a_missing_permission_is_named(bucket: LockBucket, behind: Callable[[type[Gateway]], None]) -> None:
-    behind(RefusesMissing)
+def test_a_missing_permission_is_named(bucket: LockBucket, use_gateway: Callable[[type[Gateway]], None]) -> None:
+    use_gateway(RefusesMissing)
     code, findings = doctor(bucket.url)
     assert (code, findings["permission"][0]) == (1, "failed")
     assert "s3:ListBucket on the bucket" in findings["permission"][1]
     assert "locks" not in findings
 
 
-def test_hidden_settings_of_a_bucket_are_no_fault(bucket: LockBucket, behind: Callable[[type[Gateway]], None]) -> None:
-    behind(HidesSettings)
+def test_hidden_settings_of_a_bucket_are_no_fault(
+    bucket: LockBucket, use_gateway: Callable[[type[Gateway]], None]
+) -> None:
+    use_gateway(HidesSettings)
     code, findings = doctor(bucket.url)
     assert code == 0, findings
     assert findings["versioning"] == (
@@ -284,8 +286,8 @@ class Busy(ChecksEtagUnderLock):
             self.refuse(503, "SlowDown")
 
 
-def test_a_busy_store_is_no_fault(bucket: LockBucket, behind: Callable[[type[Gateway]], None]) -> None:
-    behind(Busy)
+def test_a_busy_store_is_no_fault(bucket: LockBucket, use_gateway: Callable[[type[Gateway]], None]) -> None:
+    use_gateway(Busy)
     code, findings = doctor(bucket.url)
     assert code == 0, findings
     assert findings["conditional PUT"][0] == "ok"

@@ -259,11 +259,11 @@ def test_a_job_reports_that_it_goes_on_without_zookeeper(
 @pytest.mark.full
 def test_an_outage_under_load_loses_no_row(fallback: Fallback, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(courtesy_queue, "_OUTAGE_SECONDS", 0.5)
-    numbers, written, done = itertools.count(1), [0], threading.Event()
+    numbers, written, is_over = itertools.count(1), [0], threading.Event()
 
     def append_until_done() -> None:
         writer = fallback.writer()
-        while not done.is_set():
+        while not is_over.is_set():
             number = next(numbers)
             writer.append(fallback.rows(number))
             written.append(number)
@@ -278,7 +278,7 @@ def test_an_outage_under_load_loses_no_row(fallback: Fallback, monkeypatch: pyte
                 length = len(written)
                 eventually(lambda length=length: len(written) > length + 5, 60)  # type: ignore[misc]
         finally:
-            done.set()
+            is_over.set()
         for writer in writers:
             writer.result()
     assert fallback.ids() == sorted(written)

@@ -117,10 +117,10 @@ def test_a_fallback_is_a_setting_of_zookeeper() -> None:
     assert settings == LockSettings.from_spark(
         {"spark.sluice.zookeeper": "a:1", "spark.sluice.fallback": "optimistic"}, {}
     )
-    both = {"SLUICE_ZK_HOSTS": "a:1", "SLUICE_FALLBACK": "optimistic"}
+    environment = {"SLUICE_ZK_HOSTS": "a:1", "SLUICE_FALLBACK": "optimistic"}
     for url in ("zookeeper://b:1", "optimistic://", LOCK_URL):
-        assert not LockSettings.from_env(both, lock_url=url).fallback
-    assert not LockSettings.from_env(both, zk_hosts="b:1").fallback
+        assert not LockSettings.from_env(environment, lock_url=url).fallback
+    assert not LockSettings.from_env(environment, zk_hosts="b:1").fallback
     assert (settings.is_optimistic, settings.coordinator) == (True, "a:1, else optimistic")
     assert settings.of_coordinator("a:1") == LockSettings(zk_hosts="a:1")
     assert settings.of_coordinator(LOCK_URL) == LockSettings(lock_url=LOCK_URL)
