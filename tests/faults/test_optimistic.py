@@ -47,7 +47,7 @@ def table(drivers: tuple[Driver, Driver], s3: FaultyS3, original: str) -> str:
 
 
 def append(driver: Driver, table: str, number: int) -> None:
-    """Append one row in a transaction of its own_numbers, and repeat it until its outcome is known."""
+    """Append one row in a transaction of its own, and repeat it until its outcome is known."""
     for _ in range(10):
         driver.begin("append_as", table=table, first=number, end=number + 1, txn=[driver.name, number])
         answer = driver.answer()
