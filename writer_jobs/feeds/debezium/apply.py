@@ -28,6 +28,7 @@ def apply_events(
     sequence_by: str | None = None,
     source_tables: Collection[str] = (),
     unavailable_value: str = UNAVAILABLE,
+    flattened: bool = False,
     max_dead_letters: DeadLetterLimit | None = None,
     stored_as_scd_type: int = 1,
     partition_by: Sequence[str] = (),
@@ -52,12 +53,14 @@ def apply_events(
         messages: ``key`` and ``value`` (binary), ``origin`` (string).
         keys: Columns that together identify a row; by default the fields of the messages' keys.
         sequence_by: SQL expression over the envelope's ``source``, ``op``, ``ts_ms``, ``ts_us``, ``ts_ns``,
-            ``transaction``, and ``origin``; by default the position in the database's log.
+            ``transaction``, ``origin``, and columns of ``row``; by default the position in the database's log.
         source_tables: Tables whose events are applied, such as ``shop.public.orders`` or ``orders``. Events of other
             tables are filtered out and counted as ``filtered``. A name that matches several tables is refused. By
             default events of several tables are refused.
         unavailable_value: The connector's ``unavailable.value.placeholder``. An event that has it instead of a value is
             a dead letter.
+        flattened: Whether the transform ``ExtractNewRecordState`` has flattened the events; see
+            :func:`writer_jobs.feeds.debezium.decode.decode`.
         max_dead_letters: Maximum number of dead letters of a batch; a batch with more is refused. None: no limit.
         stored_as_scd_type: 1 to store the newest row of each key, 2 to store all rows of each key.
         partition_by: Partition columns of a new table.
@@ -82,6 +85,7 @@ def apply_events(
             source_tables=source_tables,
             partition_by=partition_by,
             unavailable_value=unavailable_value,
+            flattened=flattened,
         )
     except FeedError as error:
         raise ChangesError(table=writer.table, reason=str(error)) from error

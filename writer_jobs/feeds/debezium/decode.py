@@ -24,7 +24,7 @@ from writer_jobs.delta.partition_values import partition_types, unstorable_row_r
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import FeedError
 from writer_jobs.feeds.debezium.decoded_batch import DELETES, ORDER, POSITION, DecodedBatch
-from writer_jobs.feeds.debezium.envelopes import FILTERED, SKIPPED, parse_envelopes, resolve_source_tables
+from writer_jobs.feeds.debezium.envelopes import FILTERED, SKIPPED, TOMBSTONE, parse_envelopes, resolve_source_tables
 from writer_jobs.feeds.debezium.positions import has_position, position, source_struct
 from writer_jobs.feeds.debezium.row_columns import RowColumns, summarize_schemas
 from writer_jobs.feeds.debezium.undecodable import UNAVAILABLE, undecodable_reason, unnamed_fields_reason
@@ -33,6 +33,10 @@ from writer_jobs.merge.change_spec import text_sequence_error
 from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.merge.table_feed import recorded_columns
 
+_TOMBSTONE_REASON = (
+    "a null value is a delete of a flattened event, and has no position: set delete.tombstone.handling.mode=rewrite in "
+    "the transform ExtractNewRecordState"
+)
 _TRANSACTION = "struct<id: string, total_order: bigint, data_collection_order: bigint>"
 
 
@@ -45,6 +49,7 @@ def decode(
     source_tables: Collection[str] = (),
     partition_by: Sequence[str] = (),
     unavailable_value: str = UNAVAILABLE,
+    flattened: bool = False,
 ) -> DecodedBatch:
     """Decode a batch of Debezium's messages.
 
@@ -77,12 +82,17 @@ def decode(
         table: State of the target table; None if it does not exist.
         keys: See :func:`writer_jobs.apply_events`.
         sequence_by: SQL expression over the envelope's ``source``, ``op``, ``ts_ms``, ``ts_us``, ``ts_ns``,
-            ``transaction``, and ``origin``; by default the position in the database's log, see
+            ``transaction``, ``origin``, and columns such as ``row.updated_at`` (of a delete those in ``before``); by
+            default the position in the database's log, see
             :mod:`writer_jobs.feeds.debezium.positions`. Fields of ``source`` that no known connector has are strings.
         source_tables: See :func:`writer_jobs.apply_events`; ``public.orders`` is also accepted.
         partition_by: Partition columns of a new table. An event with a value that Delta stores as null there becomes a
             dead letter.
         unavailable_value: The connector's ``unavailable.value.placeholder``.
+        flattened: Whether the messages are rows of the transform ``ExtractNewRecordState``. ``__op`` is the operation,
+            else the row is written. ``__deleted`` marks a delete. The position needs the fields of ``source`` in
+            ``__source_…`` or ``__…``, or ``sequence_by``. A tombstone is a dead letter, unless all rows of the batch
+            have ``__deleted``: it may be the only trace of a delete, and has no position.
 
     Raises:
         FeedError: The events are of several tables, truncate the table, have no keys or keys with different columns,
@@ -90,7 +100,8 @@ def decode(
 
     """
     try:
-        with closing(MaterializedRows(parse_envelopes(messages, source_tables))) as envelopes:
+        parsed_messages = parse_envelopes(messages, source_tables, flattened=flattened)
+        with closing(MaterializedRows(parsed_messages)) as envelopes:
             batch = _Batch(envelopes.rows, table, keys, sequence_by, source_tables, partition_by)
             materialized = MaterializedRows(batch.rows(unavailable_value))
             with ExitStack() as on_failure:
@@ -117,6 +128,12 @@ class _Batch:
         self._envelopes, self._sequence_by = envelopes, sequence_by
         summaries = summarize_schemas(envelopes)
         self._skipped_count = sum(summary["skipped"] for summary in summaries)
+        # Then each delete was an event, too.
+        self._skips_tombstones = any(summary["rows"] for summary in summaries) and not any(
+            summary["without_deleted"] for summary in summaries
+        )
+        if self._skips_tombstones:
+            self._skipped_count += sum(summary["tombstones"] for summary in summaries)
         self._filtered_count = sum(summary["filtered"] for summary in summaries)
         summaries = [summary for summary in summaries if summary["rows"] or summary["truncate"]]
         self._connectors = sorted({name for summary in summaries for name in summary["connectors"]})
@@ -139,11 +156,13 @@ class _Batch:
     def rows(self, unavailable: str) -> DataFrame:
         """Return each message with its row, or with the reason why it has no row."""
         columns = self._columns
-        messages = self._envelopes.where(~F.col("kind").isin(SKIPPED, FILTERED)).select(
+        no_changes = (SKIPPED, FILTERED, TOMBSTONE) if self._skips_tombstones else (SKIPPED, FILTERED)
+        messages = self._envelopes.where(~F.col("kind").isin(*no_changes)).select(
             *("key", "value", "origin", "op", "reason", "payload", "key_payload"),
             columns.group_number().alias("group"),
+            F.when(F.col("kind") == TOMBSTONE, _TOMBSTONE_REASON).alias("tombstone_reason"),
         )
-        reason = F.coalesce(F.col("reason"), unnamed_fields_reason(columns.groups))
+        reason = F.coalesce("tombstone_reason", "reason", unnamed_fields_reason(columns.groups))
         messages = self._with_order(messages.withColumn("reason", reason)).select(
             *("key", "value", "origin", "op", "reason", "group", ORDER),
             F.try_variant_get("payload", variant_path("source", "ts_ms"), "bigint").alias("source_ms"),
@@ -250,13 +269,25 @@ class _Batch:
         is_storable = unstorable_row_reason(self._columns.schema, partitions, "key_before.").isNull()
         return F.when(reduce(or_, key_differences) & is_storable, F.col("key_before"))
 
+    def _row_before_or_after(self, names: Collection[str]) -> Column:
+        """Return columns of the row after a change, or before a delete, by their lower-case names."""
+        columns, is_delete = self._columns, F.col("op") == "d"
+        values = [
+            columns.decode(name, F.when(is_delete, columns.text_before(name)).otherwise(columns.text(name))).alias(name)
+            for name in columns.types
+            if name.lower() in names
+        ]
+        return _struct(values)
+
     def _with_order(self, messages: DataFrame) -> DataFrame:
         """Add the column :data:`ORDER`."""
         if self._sequence_by is None:
             return messages.withColumn(ORDER, position(self._connectors))
         payload, extra_fields = F.col("payload"), re.findall(r"\bsource\.(\w+)", self._sequence_by)
+        row_fields = {name.lower() for name in re.findall(r"\brow\.`?(\w+)", self._sequence_by)}
         envelope = {
             "source": source_struct(payload, extra_fields),
+            "row": self._row_before_or_after(row_fields),
             **{name: F.try_variant_get(payload, variant_path(name), "bigint") for name in ("ts_ms", "ts_us", "ts_ns")},
             "transaction": F.try_variant_get(payload, variant_path("transaction"), _TRANSACTION),
         }

@@ -32,7 +32,8 @@ class DecodedBatch:
         filtered_count: Number of events of other source tables.
         source_tables: See :func:`~writer_jobs.feeds.debezium.envelopes.resolve_source_tables`.
         columns: Columns that the messages have.
-        skipped_count: Number of messages that change no row: tombstones, heartbeats, logical decoding messages (``m``).
+        skipped_count: Number of messages that change no row: tombstones, heartbeats, logical decoding messages (``m``),
+            markers of transactions, changes of the schema.
         newest_source_time: Latest ``source.ts_ms`` of the changes, in seconds since the epoch; None without one.
         order: Name of the order of the changes: ``sequence_by``, or :data:`POSITION`.
         materialized: Local checkpoint that :meth:`close` releases.

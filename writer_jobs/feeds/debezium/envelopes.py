@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.errors import FeedError
+from writer_jobs.feeds.debezium.flattened import has_deleted_field, nested
 from writer_jobs.feeds.message_values import (
     compute_once,
     has_inexact_number,
@@ -30,15 +31,19 @@ _TRUNCATE, _MESSAGE = "t", "m"
 _TABLE_FIELDS = ("db", "schema", "table")
 #: Kinds of messages.
 ROW, SKIPPED, TRUNCATE, DEAD, FILTERED = "row", "skipped", "truncate", "dead", "filtered"
+#: Kind of a null value in a topic of flattened events: a delete, unless a field of the event before it showed that.
+TOMBSTONE = "tombstone"
+#: Fields of the events that mark the begin and the end of a transaction (``provide.transaction.metadata``).
+_MARKER_FIELDS = ("status", "id", "ts_ms", "event_count", "data_collections")
 
 
-def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = ()) -> DataFrame:
+def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = (), *, flattened: bool = False) -> DataFrame:
     """Parse each message once. The arguments are those of :func:`decode`.
 
     Returns:
         The columns of ``messages``; ``payload`` and ``key_payload`` (variant) without their schemas; ``schema`` and
         ``key_schema`` (JSON), null for messages without schemas; ``op``; ``source_table``; ``kind``; ``reason`` of a
-        dead letter.
+        dead letter; ``has_deleted``: whether a flattened event shows deletes by a field.
 
     """
     text, key_text = F.col("value").cast("string"), F.col("key").cast("string")
@@ -79,15 +84,21 @@ def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = ()) ->
         F.when(_has_field(body, "payload"), member(body, "payload")).otherwise(body).alias("payload"),
         F.when(has_schema, member(key_body, "payload")).otherwise(key_body).alias("key_payload"),
         F.when(has_schema, F.col("schema_of_key")).alias("key_schema"),
+        has_deleted_field(F.col("payload")).alias("has_deleted"),
     ).withColumn("op", F.try_variant_get("payload", "$.op", "string"))
+    envelopes = envelopes.withColumn("is_tombstone", _is_tombstone()).withColumn("is_skipped", _is_skipped())
+    if flattened:
+        envelopes = nested(envelopes).withColumn("op", F.try_variant_get("payload", "$.op", "string"))
     envelopes = envelopes.withColumn("source_table", _source_table(F.col("payload")))
     reason = _dead_letter_reason(F.col("value").cast("string"))
     is_filtered = ~_has_any_name(F.col("source_table"), source_tables)
+    is_skipped, is_tombstone = F.col("is_skipped"), F.col("is_tombstone")
     return (
-        envelopes.withColumn("reason", F.when(~_is_skipped(), reason))
+        envelopes.withColumn("reason", F.when(~is_skipped & ~is_tombstone, reason))
         .withColumn(
             "kind",
-            F.when(_is_skipped(), SKIPPED)
+            F.when(is_tombstone, TOMBSTONE if flattened else SKIPPED)
+            .when(is_skipped, SKIPPED)
             # An event of another table is filtered even if it cannot be decoded.
             .when(is_filtered & (F.col("source_table") != ""), FILTERED)
             .when(F.col("reason").isNotNull(), DEAD)
@@ -95,7 +106,7 @@ def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = ()) ->
             .when(F.col("op") == _TRUNCATE, TRUNCATE)
             .otherwise(ROW),
         )
-        .drop("json_value", "body")
+        .drop("json_value", "body", "is_skipped", "is_tombstone")
     )
 
 
@@ -144,12 +155,27 @@ def _has_any_name(table: Column, names: Collection[str]) -> Column:
     return reduce(or_, ((table == name) | table.endswith(f".{name}") for name in names))
 
 
+def _is_tombstone() -> Column:
+    is_null = F.col("value").isNull() | (F.col("json_value").isNotNull() & F.col("payload").isNull())
+    return F.coalesce(is_null, F.expr("false"))
+
+
 def _is_skipped() -> Column:
-    """Return whether a message changes no row: a tombstone, a logical decoding message, a heartbeat."""
-    is_tombstone = F.col("value").isNull() | (F.col("json_value").isNotNull() & F.col("payload").isNull())
+    """Return whether a message changes no row, and is no tombstone.
+
+    These are logical decoding messages, heartbeats, markers of transactions, and changes of the schema.
+    """
     payload, op = F.col("payload"), F.col("op")
-    is_heartbeat = op.isNull() & _has_field(payload, "ts_ms") & _has_field(F.col("key_payload"), "serverName")
-    return F.coalesce(is_tombstone | (op == _MESSAGE) | is_heartbeat, F.expr("false"))
+    is_heartbeat = _has_field(payload, "ts_ms") & _has_field(F.col("key_payload"), "serverName")
+    fields = F.map_keys(F.try_variant_get(payload, "$", "map<string,variant>"))
+    status = F.try_variant_get(payload, variant_path("status"), "string")
+    is_marker = (
+        status.isin("BEGIN", "END")
+        & _has_field(payload, "event_count")
+        & (F.size(F.array_except(fields, F.array(*map(F.lit, _MARKER_FIELDS)))) == 0)
+    )
+    is_schema_change = _has_field(payload, "databaseName") & _has_field(payload, "ddl") & _has_field(payload, "source")
+    return F.coalesce((op == _MESSAGE) | (op.isNull() & (is_heartbeat | is_marker | is_schema_change)), F.expr("false"))
 
 
 def _dead_letter_reason(text: Column) -> Column:
@@ -166,7 +192,7 @@ def _dead_letter_reason(text: Column) -> Column:
         .when(
             op.isNull(),
             "the value is not a change event, because it has no op: if the connector has the transform "
-            "ExtractNewRecordState, remove it",
+            "ExtractNewRecordState, use --decoder debezium-flat",
         )
         .when(~op.isin(*ROW_OPS, _TRUNCATE), F.concat(F.lit("the operation is not known: "), op))
         .when(op.isin("c", "r", "u") & ~is_row, "the row is missing: after is not an object")

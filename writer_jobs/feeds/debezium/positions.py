@@ -29,7 +29,7 @@ _INT, _LONG, _SCN, _RS_ID = 10, 20, 38, 32  # characters of a part of the positi
 _NO_LSN = "00000000:00000000:0000"
 
 #: Fields of ``source``, with their types.
-_FIELDS: Mapping[str, str] = {
+FIELDS: Mapping[str, str] = {
     **dict.fromkeys(("ts_ms", "ts_us", "ts_ns", "lsn", "xmin", "pos", "row", "server_id", "thread"), "bigint"),
     **dict.fromkeys(("event_serial_no", "ssn", "txSeq", "commit_ts_ms", "ord", "txnNumber", "wallTime"), "bigint"),
     **dict.fromkeys(("version", "connector", "name", "snapshot", "db", "schema", "table", "collection"), "string"),
@@ -40,7 +40,7 @@ _FIELDS: Mapping[str, str] = {
 
 def source_struct(payload: Column, extra_fields: Iterable[str]) -> Column:
     """Return ``source`` as a struct of the fields that connectors write, and of extra fields as strings."""
-    data_types = {**dict.fromkeys(extra_fields, "string"), **_FIELDS}
+    data_types = {**dict.fromkeys(extra_fields, "string"), **FIELDS}
     return F.struct(
         *(
             F.try_variant_get(payload, variant_path("source", name), data_type).alias(name)

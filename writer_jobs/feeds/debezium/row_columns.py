@@ -22,7 +22,7 @@ from writer_jobs.feeds.debezium.decoders import (
     is_held_by_string,
     struct_ddl,
 )
-from writer_jobs.feeds.debezium.envelopes import FILTERED, ROW, SKIPPED, TRUNCATE
+from writer_jobs.feeds.debezium.envelopes import FILTERED, ROW, SKIPPED, TOMBSTONE, TRUNCATE
 from writer_jobs.feeds.debezium.json_values import Decoder
 from writer_jobs.feeds.message_values import member, variant_path
 
@@ -76,6 +76,8 @@ def summarize_schemas(envelopes: DataFrame) -> list[Row]:
         F.count_if(F.col("kind") == FILTERED).alias("filtered"),
         F.collect_set(F.when(F.col("kind").isin(ROW, TRUNCATE), F.col("source_table"))).alias("tables"),
         F.count_if(is_row).alias("rows"),
+        F.count_if(F.col("kind") == TOMBSTONE).alias("tombstones"),
+        F.count_if(is_row & ~F.col("has_deleted")).alias("without_deleted"),
         F.min(F.when(F.col("kind") == TRUNCATE, F.col("origin"))).alias("truncate"),
         F.collect_set(F.when(is_row, connector)).alias("connectors"),
         F.collect_set(F.when(is_row, names)).alias("names"),
@@ -108,7 +110,10 @@ def _row_decoders(schema: str) -> dict[str, Decoder]:
 
 
 def _field_decoders(schema: Mapping[str, Any]) -> dict[str, Decoder]:
-    return {field["field"]: connect_decoder(field) for field in schema.get("fields", ())}
+    # Only the schema of a flattened event has a prefix; see the module ``flattened``.
+    prefix = schema.get("metadata_prefix")
+    fields = (field for field in schema.get("fields", ()) if prefix is None or not field["field"].startswith(prefix))
+    return {field["field"]: connect_decoder(field) for field in fields}
 
 
 def _inferred_decoders(shape: str, types: Mapping[str, DataType], key_names: Collection[str]) -> dict[str, Decoder]:

@@ -80,6 +80,11 @@ in seconds.
 """
 
 
+_EVENTS = "debezium"
+#: Decoder of flattened events.
+FLAT = "debezium-flat"
+
+
 @dataclass(frozen=True, kw_only=True)
 class CdcArguments(ChangesJobArguments):
     """The arguments of ``cdc.py``; see its ``--help``."""
@@ -114,13 +119,13 @@ class CdcArguments(ChangesJobArguments):
             raise ArgumentsError("give one source: --source, or --kafka and --topic")
         if self.kafka is not None and (self.format is not None or self.max_files_per_batch is not None):
             raise ArgumentsError("--format and --max-files-per-batch are for files, not for --kafka")
-        has_cells = self.decoder != "debezium"
+        has_cells = self.decoder not in (_EVENTS, FLAT)
         if has_cells != (self.mapping is not None):
             raise ArgumentsError("--mapping is required for cells of HBase, and refused for other messages")
         of_events = self.keys or self.sequence_by or self.source_tables or self.unavailable_value != UNAVAILABLE
         if has_cells and (of_events or self.stored_as_scd_type != 1):
             raise ArgumentsError(
-                "--keys, --sequence-by, --source-table, --unavailable-value and --scd-type are for --decoder debezium: "
+                "--keys, --sequence-by, --source-table, --unavailable-value and --scd-type are for Debezium's events: "
                 "cells have an order, and the mapping has the keys"
             )
 
@@ -136,7 +141,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + STREAMS_HELP + _END)
     parser.add_table()
     add = parser.add_argument
-    add("--decoder", required=True, choices=("hbase", "hbase-proxy", "debezium"), help="decoder of the messages")
+    add(
+        "--decoder", required=True, choices=("hbase", "hbase-proxy", _EVENTS, FLAT),
+        help="decoder of the messages; debezium-flat: events that the transform ExtractNewRecordState has flattened",
+    )  # fmt: skip
     add("--mapping", type=nonblank, metavar="FILE", help="JSON file: row key, columns and types, for cells of HBase")
     add_source(parser, formats=("json", "parquet"), required=False)
     add_topic(parser)
@@ -146,8 +154,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     )  # fmt: skip
     add(
         "--sequence-by", type=nonblank, metavar="SQL",
-        help="SQL expression over source, op, ts_ms, ts_us, ts_ns, transaction, origin; the event of a key with the "
-        "largest value wins; by default the position in the database's log",
+        help="SQL expression over source, op, ts_ms, ts_us, ts_ns, transaction, origin, and columns of the row such as "
+        "row.updated_at; the event of a key with the largest value wins; by default the position in the database's log",
     )  # fmt: skip
     add(
         "--source-table", dest="source_tables", action="append", type=nonblank, default=[], metavar="NAME",

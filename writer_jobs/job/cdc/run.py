@@ -16,7 +16,7 @@ from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.decode import parse_avro_cells, parse_event_cells, parse_json_cells
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
-from writer_jobs.job.cdc.arguments import PROGRAM, CdcArguments, parse_arguments
+from writer_jobs.job.cdc.arguments import FLAT, PROGRAM, CdcArguments, parse_arguments
 from writer_jobs.job.inputs.file_stream import FileBatches
 from writer_jobs.job.inputs.messages import Messages, messages_of_files, messages_of_topic
 from writer_jobs.job.inputs.source_files import find_sources
@@ -81,7 +81,10 @@ class MessageApplier:
                 "source"
             )
         else:
-            result = apply_events(self._writer, messages.rows, **arguments.apply_options, **options)
+            flattened = arguments.decoder == FLAT
+            result = apply_events(
+                self._writer, messages.rows, flattened=flattened, **arguments.apply_options, **options
+            )
         self.totals.add(result.dead_letters, result.dead_reason, result.filtered, is_applied=result.changes > 0)
         return result
 
