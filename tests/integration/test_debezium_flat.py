@@ -152,6 +152,85 @@ def test_a_row_that_looks_like_a_marker_is_a_row(decode_flat: Decode) -> None:
     assert (batch.count, batch.skipped_count) == (1, 0)
 
 
+def compressed(number: int, total_order: int | None) -> Message:
+    """Return an update of a transaction with a compressed binlog, whose events all have one position."""
+    position = {"connector": "mysql", "file": "b.000001", "pos": 4, "row": 0, "ts_ms": 1, "snapshot": "false"}
+    transaction = None if total_order is None else {"id": "t", "total_order": total_order, "data_collection_order": 1}
+    value = {"op": "u", "after": {"id": 1, "n": number}, "source": position, "transaction": transaction}
+    return message({"id": 1}, value, f"t/0/{number}")
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("batch_count", [1, 2])
+@pytest.mark.parametrize("has_total_order", [True, False])
+def test_changes_of_a_compressed_transaction_are_ordered(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    tmp_path: Path,
+    *,
+    in_order: bool,
+    batch_count: int,
+    has_total_order: bool,
+) -> None:
+    # Offsets of 9 and 10 are numbers, and no texts.
+    messages = [compressed(number, number if has_total_order else None) for number in (9, 10)]
+    messages = messages if in_order else messages[::-1]
+    writer = LockedDeltaWriter(spark, manager, str(tmp_path / "table"))
+    for batch in [messages] if batch_count == 1 else [[change] for change in messages]:
+        apply_events(writer, frame(spark, batch))
+    assert [row["n"] for row in spark.read.format("delta").load(str(tmp_path / "table")).collect()] == [10]
+
+
+INFINITE: dict[str, tuple[Json, Any, Any]] = {
+    "micros": (MICROS, 9_223_372_036_825_200_000, -9_223_372_036_832_400_000),
+    "new_micros": (MICROS, 2**63 - 1, -(2**63)),
+    "millis": (MILLIS, 9_223_372_036_825_200, -9_223_372_036_832_400),
+    "zoned": (ZONED, "infinity", "-infinity"),
+    "day": (DATE, -2_147_472_693, -2_147_472_692),
+    "iso_day": (ISO_DATE, "infinity", "-infinity"),
+}
+
+
+def infinite_rows(spark: SparkSession, **options: Any) -> DecodedBatch:
+    """Decode a row with infinite times, one with times that are minus infinity, and one with ordinary times."""
+    schema = envelope_schema(struct(id=INT, **{name: type_ for name, (type_, _, _) in INFINITE.items()}))
+    ordinary = {name: "2024-02-29T00:00:00Z" if name == "zoned" else 0 for name in INFINITE} | {"iso_day": "2024-02-29"}
+    rows: list[Json] = [
+        {name: positive for name, (_, positive, _) in INFINITE.items()},
+        {name: negative for name, (_, _, negative) in INFINITE.items()},
+        ordinary,
+    ]
+    events = [
+        message({"id": number}, with_schema(event("c", number, after={"id": number, **row}), schema), f"t/0/{number}")
+        for number, row in enumerate(rows)
+    ]
+    return decode(frame(spark, events), table=None, **options)
+
+
+def test_an_infinite_time_is_a_dead_letter(spark: SparkSession) -> None:
+    with infinite_rows(spark) as batch:
+        assert set(rows_by_id(batch)) == {2}
+        assert all("is infinity, which Delta does not have" in reason for reason in reasons(batch).values())
+        assert batch.dead_count == 2
+
+
+@pytest.mark.parametrize("infinity", ["largest", "null"])
+def test_an_infinite_time_becomes_the_largest_time_or_null(spark: SparkSession, infinity: Any) -> None:
+    with infinite_rows(spark, infinity=infinity) as batch:
+        assert reasons(batch) == {}
+        columns = [col(name).cast("string").alias(name) for name in INFINITE]
+        found = {row["id"]: row.asDict() for row in batch.changes.select("id", *columns).collect()}
+    days = {"day", "iso_day"}
+    for name in INFINITE:
+        last, first = (
+            ("9999-12-31", "0001-01-01") if name in days else ("9999-12-31 23:59:59.999999", "0001-01-01 00:00:00")
+        )
+        last = last[:-3] if name == "millis" else last
+        expected = (last, first) if infinity == "largest" else (None, None)
+        assert (found[0][name], found[1][name]) == expected, name
+        assert found[2][name] is not None
+
+
 @HISTORIES
 def test_flattened_events_in_any_order_give_the_source_table(
     spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path, number: int
