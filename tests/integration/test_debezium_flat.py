@@ -88,33 +88,62 @@ def test_a_row_without_a_position_needs_sequence_by(decode_flat: Decode) -> None
     ]
     with pytest.raises(FeedError, match=r"source\.connector is missing"):
         decode_flat(messages)
+    # A delete has the row's values before it, such as the time of the last update: they are no order.
+    unknown = "its position is unknown: a field of the sequence is missing or null"
     batch = decode_flat(messages, sequence_by="row.updated_at")
-    order = {row["__sluice_order"]: row[DELETES] for row in batch.changes.collect()}
-    assert order == {5: False, 7: True}
-    assert reasons(batch) == {"t/0/3": "its position is unknown: a field of the sequence is missing or null"}
-    with pytest.raises(FeedError, match=r"row\.missing"):
-        decode_flat(messages, sequence_by="row.missing")
+    assert {row["__sluice_order"]: row[DELETES] for row in batch.changes.collect()} == {5: False}
+    assert reasons(batch) == {"t/0/2": unknown, "t/0/3": unknown}
+    for subset in (messages, messages[1:2], [message({"serverName": "t"}, {"ts_ms": 1})]):
+        batch = decode_flat(subset, sequence_by="row.missing")
+        assert (batch.count, batch.dead_count + batch.skipped_count) == (0, len(subset))
 
 
 def test_sequence_by_reads_columns_of_unflattened_rows_too(spark: SparkSession) -> None:
     events = [
         message({"id": 1}, event("c", 1, after={"id": 1, "updated_at": 5})),
-        message({"id": 1}, event("d", 2, before={"id": 1, "updated_at": 6})),
+        message({"id": 1}, event("d", 2, before={"id": 1, "updated_at": 5})),
     ]
-    with decode(frame(spark, events), table=None, sequence_by="row.updated_at") as batch:
-        assert {row["__sluice_order"]: row[DELETES] for row in batch.changes.collect()} == {5: False, 6: True}
+    with decode(frame(spark, events), table=None, sequence_by="coalesce(row.updated_at, source.lsn + 10)") as batch:
+        assert {row["__sluice_order"]: row[DELETES] for row in batch.changes.collect()} == {5: False, 12: True}
 
 
-def test_tombstones_are_skipped_only_if_deletes_are_events(decode_flat: Decode) -> None:
-    tombstone = message({"id": 2}, None, "t/0/9")
-    batch = decode_flat([message({"id": 1}, flat(1, {"id": 1})), tombstone])
-    assert (batch.count, batch.skipped_count, batch.dead_count) == (1, 1, 0)
+def test_a_tombstone_may_be_a_delete(decode_flat: Decode) -> None:
     # delete.tombstone.handling.mode=tombstone, the default: nothing else shows the delete.
-    row = {name: value for name, value in flat(1, {"id": 1}).items() if name != "__deleted"}
-    for messages in ([message({"id": 1}, row), tombstone], [tombstone]):
-        batch = decode_flat(messages)
-        assert batch.skipped_count == 0
+    for value in (None, with_schema(None, ROW)):
+        batch = decode_flat([message({"id": 1}, flat(1, {"id": 1})), message({"id": 2}, value, "t/0/9")])
+        assert (batch.count, batch.skipped_count) == (1, 0)
         assert "delete.tombstone.handling.mode=rewrite" in reasons(batch)["t/0/9"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"payload": None, "op": "m"},
+        {"payload": {"a": 1}, "value": None, "schema": "s"},
+        {"key": {"a": 1}, "value": {"a": 1}, "before": 1},
+        {"__v": 7, "source": {"a": 1}, "databaseName": "d", "ddl": "x", "tableChanges": "t"},
+        {"status": "BEGIN", "event_count": 1},
+        {"ts_ms": 1, "serverName": "s"},
+    ],
+    ids=lambda row: "-".join(row),
+)
+def test_each_name_may_be_a_column(decode_flat: Decode, row: Json) -> None:
+    for key in ({"id": 1}, None):
+        batch = decode_flat([message(key, flat(1, {"id": 1, **row}))], keys=["id"])
+        assert (reasons(batch), batch.count, batch.skipped_count) == ({}, 1, 0)
+        assert set(types(batch)) - {"__sluice_order", DELETES} == {
+            name for name, value in row.items() if value is not None
+        } | {"id"}
+
+
+def test_an_event_that_is_not_flattened_is_a_dead_letter(decode_flat: Decode) -> None:
+    batch = decode_flat(
+        [message({"id": 1}, event("c", 1, after={"id": 1}), "t/0/1"), message({"id": 1}, b"[]", "t/0/2")]
+    )
+    assert reasons(batch) == {
+        "t/0/1": "the event is not flattened: use --decoder debezium",
+        "t/0/2": "the value is not one JSON object, or names a field twice",
+    }
 
 
 def test_events_of_other_tables_are_filtered(decode_flat: Decode) -> None:
@@ -126,6 +155,11 @@ def test_events_of_other_tables_are_filtered(decode_flat: Decode) -> None:
     assert (set(rows_by_id(batch)), batch.filtered_count) == ({1}, 1)
     with pytest.raises(FeedError, match="several tables"):
         decode_flat(events)
+    # The events may be of this table.
+    with pytest.raises(FeedError, match=r"name their table orders, which may be public\.orders: add source\.db"):
+        decode_flat(events, source_tables=["public.orders"])
+    with pytest.raises(FeedError, match="name their table .not at all., which may be orders"):
+        decode_flat([message({"id": 1}, flat(1, {"id": 1}))], source_tables=["orders"])
 
 
 MARKERS: list[Message] = [
@@ -144,91 +178,6 @@ def test_messages_that_change_no_row_are_skipped(spark: SparkSession, *, flatten
     row = flat(1, {"id": 1}) if flattened else event("c", 1, after={"id": 1})
     with decode(frame(spark, [*MARKERS, message({"id": 1}, row)]), table=None, flattened=flattened) as batch:
         assert (batch.count, batch.skipped_count, batch.dead_count) == (1, len(MARKERS), 0)
-
-
-def test_a_row_that_looks_like_a_marker_is_a_row(decode_flat: Decode) -> None:
-    row = {"id": 1, "status": "BEGIN", "event_count": 1}
-    batch = decode_flat([message({"id": 1}, flat(1, row))])
-    assert (batch.count, batch.skipped_count) == (1, 0)
-
-
-def compressed(number: int, total_order: int | None) -> Message:
-    """Return an update of a transaction with a compressed binlog, whose events all have one position."""
-    position = {"connector": "mysql", "file": "b.000001", "pos": 4, "row": 0, "ts_ms": 1, "snapshot": "false"}
-    transaction = None if total_order is None else {"id": "t", "total_order": total_order, "data_collection_order": 1}
-    value = {"op": "u", "after": {"id": 1, "n": number}, "source": position, "transaction": transaction}
-    return message({"id": 1}, value, f"t/0/{number}")
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("batch_count", [1, 2])
-@pytest.mark.parametrize("has_total_order", [True, False])
-def test_changes_of_a_compressed_transaction_are_ordered(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    tmp_path: Path,
-    *,
-    in_order: bool,
-    batch_count: int,
-    has_total_order: bool,
-) -> None:
-    # Offsets of 9 and 10 are numbers, and no texts.
-    messages = [compressed(number, number if has_total_order else None) for number in (9, 10)]
-    messages = messages if in_order else messages[::-1]
-    writer = LockedDeltaWriter(spark, manager, str(tmp_path / "table"))
-    for batch in [messages] if batch_count == 1 else [[change] for change in messages]:
-        apply_events(writer, frame(spark, batch))
-    assert [row["n"] for row in spark.read.format("delta").load(str(tmp_path / "table")).collect()] == [10]
-
-
-INFINITE: dict[str, tuple[Json, Any, Any]] = {
-    "micros": (MICROS, 9_223_372_036_825_200_000, -9_223_372_036_832_400_000),
-    "new_micros": (MICROS, 2**63 - 1, -(2**63)),
-    "millis": (MILLIS, 9_223_372_036_825_200, -9_223_372_036_832_400),
-    "zoned": (ZONED, "infinity", "-infinity"),
-    "day": (DATE, -2_147_472_693, -2_147_472_692),
-    "iso_day": (ISO_DATE, "infinity", "-infinity"),
-}
-
-
-def infinite_rows(spark: SparkSession, **options: Any) -> DecodedBatch:
-    """Decode a row with infinite times, one with times that are minus infinity, and one with ordinary times."""
-    schema = envelope_schema(struct(id=INT, **{name: type_ for name, (type_, _, _) in INFINITE.items()}))
-    ordinary = {name: "2024-02-29T00:00:00Z" if name == "zoned" else 0 for name in INFINITE} | {"iso_day": "2024-02-29"}
-    rows: list[Json] = [
-        {name: positive for name, (_, positive, _) in INFINITE.items()},
-        {name: negative for name, (_, _, negative) in INFINITE.items()},
-        ordinary,
-    ]
-    events = [
-        message({"id": number}, with_schema(event("c", number, after={"id": number, **row}), schema), f"t/0/{number}")
-        for number, row in enumerate(rows)
-    ]
-    return decode(frame(spark, events), table=None, **options)
-
-
-def test_an_infinite_time_is_a_dead_letter(spark: SparkSession) -> None:
-    with infinite_rows(spark) as batch:
-        assert set(rows_by_id(batch)) == {2}
-        assert all("is infinity, which Delta does not have" in reason for reason in reasons(batch).values())
-        assert batch.dead_count == 2
-
-
-@pytest.mark.parametrize("infinity", ["largest", "null"])
-def test_an_infinite_time_becomes_the_largest_time_or_null(spark: SparkSession, infinity: Any) -> None:
-    with infinite_rows(spark, infinity=infinity) as batch:
-        assert reasons(batch) == {}
-        columns = [col(name).cast("string").alias(name) for name in INFINITE]
-        found = {row["id"]: row.asDict() for row in batch.changes.select("id", *columns).collect()}
-    days = {"day", "iso_day"}
-    for name in INFINITE:
-        last, first = (
-            ("9999-12-31", "0001-01-01") if name in days else ("9999-12-31 23:59:59.999999", "0001-01-01 00:00:00")
-        )
-        last = last[:-3] if name == "millis" else last
-        expected = (last, first) if infinity == "largest" else (None, None)
-        assert (found[0][name], found[1][name]) == expected, name
-        assert found[2][name] is not None
 
 
 @HISTORIES
@@ -258,12 +207,11 @@ def test_the_cdc_job_reads_flattened_events(run_job: Callable[..., Any], tmp_pat
         {"key": {"id": 1}, "value": flat(1, {"id": 1, "name": "Ada"})},
         {"key": {"id": 2}, "value": flat(2, {"id": 2, "name": "Bo"})},
         {"key": {"id": 2}, "value": flat(3, {"id": 2, "name": "Bo"}, deleted=True)},
-        {"key": {"id": 2}, "value": None},
     ]
     source_file = tmp_path / "flat.json"
     source_file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     arguments = ("--table", tmp_path / "table", "--source", source_file, "--format", "json")
     outcome = run_job("cdc", "--decoder", "debezium-flat", *arguments)
     assert outcome.code == 0, outcome.error
-    counts = {"changes": 3, "keys": 2, "inserted": 1, "dead_letters": 0, "skipped": 1}
+    counts = {"changes": 3, "keys": 2, "inserted": 1, "dead_letters": 0, "skipped": 0}
     assert {name: outcome.lines[-1][name] for name in counts} == counts

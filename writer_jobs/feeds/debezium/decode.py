@@ -24,7 +24,7 @@ from writer_jobs.delta.partition_values import partition_types, unstorable_row_r
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import FeedError
 from writer_jobs.feeds.debezium.decoded_batch import DELETES, ORDER, POSITION, DecodedBatch
-from writer_jobs.feeds.debezium.envelopes import FILTERED, SKIPPED, TOMBSTONE, parse_envelopes, resolve_source_tables
+from writer_jobs.feeds.debezium.envelopes import FILTERED, SKIPPED, parse_envelopes, resolve_source_tables
 from writer_jobs.feeds.debezium.positions import has_position, position, source_struct
 from writer_jobs.feeds.debezium.row_columns import RowColumns, summarize_schemas
 from writer_jobs.feeds.debezium.undecodable import UNAVAILABLE, undecodable_reason, unnamed_fields_reason
@@ -33,10 +33,6 @@ from writer_jobs.merge.change_spec import text_sequence_error
 from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.merge.table_feed import recorded_columns
 
-_TOMBSTONE_REASON = (
-    "a null value is a delete of a flattened event, and has no position: set delete.tombstone.handling.mode=rewrite in "
-    "the transform ExtractNewRecordState"
-)
 _TRANSACTION = "struct<id: string, total_order: bigint, data_collection_order: bigint>"
 
 
@@ -82,8 +78,8 @@ def decode(
         table: State of the target table; None if it does not exist.
         keys: See :func:`writer_jobs.apply_events`.
         sequence_by: SQL expression over the envelope's ``source``, ``op``, ``ts_ms``, ``ts_us``, ``ts_ns``,
-            ``transaction``, ``origin``, and columns such as ``row.updated_at`` (of a delete those in ``before``); by
-            default the position in the database's log, see
+            ``transaction``, ``origin``, and columns such as ``row.updated_at`` (null in a delete); by default the
+            position in the database's log, see
             :mod:`writer_jobs.feeds.debezium.positions`. Fields of ``source`` that no known connector has are strings.
         source_tables: See :func:`writer_jobs.apply_events`; ``public.orders`` is also accepted.
         partition_by: Partition columns of a new table. An event with a value that Delta stores as null there becomes a
@@ -91,8 +87,8 @@ def decode(
         unavailable_value: The connector's ``unavailable.value.placeholder``.
         flattened: Whether the messages are rows of the transform ``ExtractNewRecordState``. ``__op`` is the operation,
             else the row is written. ``__deleted`` marks a delete. The position needs the fields of ``source`` in
-            ``__source_…`` or ``__…``, or ``sequence_by``. A tombstone is a dead letter, unless all rows of the batch
-            have ``__deleted``: it may be the only trace of a delete, and has no position.
+            ``__source_…`` or ``__…``, or ``sequence_by``. A tombstone is a dead letter: it may be the only trace of a
+            delete, and has no position.
 
     Raises:
         FeedError: The events are of several tables, truncate the table, have no keys or keys with different columns,
@@ -102,7 +98,7 @@ def decode(
     try:
         parsed_messages = parse_envelopes(messages, source_tables, flattened=flattened)
         with closing(MaterializedRows(parsed_messages)) as envelopes:
-            batch = _Batch(envelopes.rows, table, keys, sequence_by, source_tables, partition_by)
+            batch = _Batch(envelopes.rows, table, keys, sequence_by, source_tables, partition_by, flattened=flattened)
             materialized = MaterializedRows(batch.rows(unavailable_value))
             with ExitStack() as on_failure:
                 on_failure.callback(materialized.close)
@@ -124,22 +120,23 @@ class _Batch:
         sequence_by: str | None,
         source_tables: Collection[str],
         partition_by: Sequence[str],
+        *,
+        flattened: bool,
     ) -> None:
         self._envelopes, self._sequence_by = envelopes, sequence_by
         summaries = summarize_schemas(envelopes)
         self._skipped_count = sum(summary["skipped"] for summary in summaries)
-        # Then each delete was an event, too.
-        self._skips_tombstones = any(summary["rows"] for summary in summaries) and not any(
-            summary["without_deleted"] for summary in summaries
-        )
-        if self._skips_tombstones:
-            self._skipped_count += sum(summary["tombstones"] for summary in summaries)
         self._filtered_count = sum(summary["filtered"] for summary in summaries)
+        all_summaries = summaries
         summaries = [summary for summary in summaries if summary["rows"] or summary["truncate"]]
         self._connectors = sorted({name for summary in summaries for name in summary["connectors"]})
         self._source_tables = resolve_source_tables(
             source_tables, {name for summary in summaries for name in summary["tables"]}
         )
+        if flattened:
+            _refuse_short_names(
+                source_tables, {name for summary in all_summaries for name in summary["filtered_tables"]}
+            )
         self._refuse_truncate(summaries)
         self._refuse_unknown_order()
         self._columns = RowColumns(summaries, table, keys)
@@ -156,13 +153,11 @@ class _Batch:
     def rows(self, unavailable: str) -> DataFrame:
         """Return each message with its row, or with the reason why it has no row."""
         columns = self._columns
-        no_changes = (SKIPPED, FILTERED, TOMBSTONE) if self._skips_tombstones else (SKIPPED, FILTERED)
-        messages = self._envelopes.where(~F.col("kind").isin(*no_changes)).select(
+        messages = self._envelopes.where(~F.col("kind").isin(SKIPPED, FILTERED)).select(
             *("key", "value", "origin", "op", "reason", "payload", "key_payload"),
             columns.group_number().alias("group"),
-            F.when(F.col("kind") == TOMBSTONE, _TOMBSTONE_REASON).alias("tombstone_reason"),
         )
-        reason = F.coalesce("tombstone_reason", "reason", unnamed_fields_reason(columns.groups))
+        reason = F.coalesce(F.col("reason"), unnamed_fields_reason(columns.groups))
         messages = self._with_order(messages.withColumn("reason", reason)).select(
             *("key", "value", "origin", "op", "reason", "group", ORDER),
             F.try_variant_get("payload", variant_path("source", "ts_ms"), "bigint").alias("source_ms"),
@@ -269,25 +264,29 @@ class _Batch:
         is_storable = unstorable_row_reason(self._columns.schema, partitions, "key_before.").isNull()
         return F.when(reduce(or_, key_differences) & is_storable, F.col("key_before"))
 
-    def _row_before_or_after(self, names: Collection[str]) -> Column:
-        """Return columns of the row after a change, or before a delete, by their lower-case names."""
-        columns, is_delete = self._columns, F.col("op") == "d"
-        values = [
-            columns.decode(name, F.when(is_delete, columns.text_before(name)).otherwise(columns.text(name))).alias(name)
-            for name in columns.types
-            if name.lower() in names
-        ]
-        return _struct(values)
+    def _row_after(self, names: Collection[str]) -> Column:
+        """Return columns of the row after a change. They are null in a delete, and if the batch does not have them."""
+        columns = {name.lower(): name for name in self._columns.types}
+        return _struct(
+            [
+                (
+                    self._columns.decode(columns[name.lower()], self._columns.text(columns[name.lower()]))
+                    if name.lower() in columns
+                    else F.lit(None).cast("bigint")
+                ).alias(name)
+                for name in sorted(names)
+            ]
+        )
 
     def _with_order(self, messages: DataFrame) -> DataFrame:
         """Add the column :data:`ORDER`."""
         if self._sequence_by is None:
             return messages.withColumn(ORDER, position(self._connectors))
         payload, extra_fields = F.col("payload"), re.findall(r"\bsource\.(\w+)", self._sequence_by)
-        row_fields = {name.lower() for name in re.findall(r"\brow\.`?(\w+)", self._sequence_by)}
+        row_fields = set(re.findall(r"\brow\.`?(\w+)", self._sequence_by))
         envelope = {
             "source": source_struct(payload, extra_fields),
-            "row": self._row_before_or_after(row_fields),
+            "row": self._row_after(row_fields),
             **{name: F.try_variant_get(payload, variant_path(name), "bigint") for name in ("ts_ms", "ts_us", "ts_ns")},
             "transaction": F.try_variant_get(payload, variant_path("transaction"), _TRANSACTION),
         }
@@ -299,6 +298,25 @@ class _Batch:
         if (reason := text_sequence_error(self._sequence_by, data_type)) is not None:
             raise FeedError(reason)
         return ordered_messages
+
+
+def _refuse_short_names(source_tables: Collection[str], tables: Collection[str]) -> None:
+    """Refuse events that name their table with fewer parts than the caller: they may be of the caller's table.
+
+    Args:
+        tables: Tables of the events that were filtered out; an empty text for an event without a table.
+
+    Raises:
+        FeedError: There is such an event.
+
+    """
+    for table in sorted(tables):
+        name = next((name for name in source_tables if not table or name.endswith(f".{table}")), None)
+        if name is not None:
+            raise FeedError(
+                f"events name their table {table or '(not at all)'}, which may be {name}: add source.db, source.schema "
+                "and source.table to add.fields of the transform ExtractNewRecordState"
+            )
 
 
 def _struct(columns: list[Column]) -> Column:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.errors import FeedError
-from writer_jobs.feeds.debezium.flattened import has_deleted_field, nested
+from writer_jobs.feeds.debezium.flattened import has_metadata, is_unflattened, nested
 from writer_jobs.feeds.message_values import (
     compute_once,
     has_inexact_number,
@@ -31,8 +31,7 @@ _TRUNCATE, _MESSAGE = "t", "m"
 _TABLE_FIELDS = ("db", "schema", "table")
 #: Kinds of messages.
 ROW, SKIPPED, TRUNCATE, DEAD, FILTERED = "row", "skipped", "truncate", "dead", "filtered"
-#: Kind of a null value in a topic of flattened events: a delete, unless a field of the event before it showed that.
-TOMBSTONE = "tombstone"
+_TIMES = ("ts_ms", "ts_us", "ts_ns")
 #: Fields of the events that mark the begin and the end of a transaction (``provide.transaction.metadata``).
 _MARKER_FIELDS = ("status", "id", "ts_ms", "event_count", "data_collections")
 
@@ -43,7 +42,7 @@ def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = (), *,
     Returns:
         The columns of ``messages``; ``payload`` and ``key_payload`` (variant) without their schemas; ``schema`` and
         ``key_schema`` (JSON), null for messages without schemas; ``op``; ``source_table``; ``kind``; ``reason`` of a
-        dead letter; ``has_deleted``: whether a flattened event shows deletes by a field.
+        dead letter.
 
     """
     text, key_text = F.col("value").cast("string"), F.col("key").cast("string")
@@ -54,12 +53,16 @@ def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = (), *,
     )
     json_value = F.col("json_value")
     # A line of a file can have the key and the value of a message.
-    is_pair = (
-        F.col("key").isNull()
-        & ~_has_field(json_value, "op")
-        & ~_has_field(json_value, "payload")
-        & _has_field(json_value, "value")
-    )
+    if flattened:
+        # All other names may be columns of the row.
+        is_pair = F.col("key").isNull() & _has_exactly(json_value, "key", "value")
+    else:
+        is_pair = (
+            F.col("key").isNull()
+            & ~_has_field(json_value, "op")
+            & ~_has_field(json_value, "payload")
+            & _has_field(json_value, "value")
+        )
     envelopes = envelopes.withColumn("is_pair", F.coalesce(is_pair, F.expr("false")))
     envelopes = envelopes.select(
         *("key", "value", "origin", "json_value"),
@@ -79,26 +82,39 @@ def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = (), *,
         & _has_field(key_body, "schema")
         & F.coalesce(is_object(member(key_body, "schema")), F.expr("true"))
     )
+    has_payload = _has_field(body, "payload")
+    if flattened:
+        has_payload = _has_exactly(body, "payload", "schema") & F.coalesce(
+            is_object(member(body, "schema")), F.expr("true")
+        )
     envelopes = envelopes.select(
-        *("key", "value", "origin", "json_value", "body", "schema"),
-        F.when(_has_field(body, "payload"), member(body, "payload")).otherwise(body).alias("payload"),
+        *("key", "value", "origin", "json_value", "body"),
+        (F.when(has_payload, F.col("schema")) if flattened else F.col("schema")).alias("schema"),
+        F.when(has_payload, member(body, "payload")).otherwise(body).alias("payload"),
         F.when(has_schema, member(key_body, "payload")).otherwise(key_body).alias("key_payload"),
         F.when(has_schema, F.col("schema_of_key")).alias("key_schema"),
-        has_deleted_field(F.col("payload")).alias("has_deleted"),
     ).withColumn("op", F.try_variant_get("payload", "$.op", "string"))
-    envelopes = envelopes.withColumn("is_tombstone", _is_tombstone()).withColumn("is_skipped", _is_skipped())
-    if flattened:
-        envelopes = nested(envelopes).withColumn("op", F.try_variant_get("payload", "$.op", "string"))
-    envelopes = envelopes.withColumn("source_table", _source_table(F.col("payload")))
     reason = _dead_letter_reason(F.col("value").cast("string"))
+    if flattened:
+        is_skipped = _is_skipped_in_flattened_topic()
+        reason = _flattened_reason(reason)
+        flags = {
+            "is_skipped": is_skipped,
+            "is_null": _is_tombstone(),
+            "is_unflattened": is_unflattened(F.col("payload")),
+        }
+        envelopes = nested(envelopes.withColumns(flags))
+        envelopes = envelopes.withColumn("op", F.try_variant_get("payload", "$.op", "string"))
+    else:
+        envelopes = envelopes.withColumn("is_skipped", _is_tombstone() | _is_skipped())
+    envelopes = envelopes.withColumn("source_table", _source_table(F.col("payload")))
     is_filtered = ~_has_any_name(F.col("source_table"), source_tables)
-    is_skipped, is_tombstone = F.col("is_skipped"), F.col("is_tombstone")
+    is_skipped = F.col("is_skipped")
     return (
-        envelopes.withColumn("reason", F.when(~is_skipped & ~is_tombstone, reason))
+        envelopes.withColumn("reason", F.when(~is_skipped, reason))
         .withColumn(
             "kind",
-            F.when(is_tombstone, TOMBSTONE if flattened else SKIPPED)
-            .when(is_skipped, SKIPPED)
+            F.when(is_skipped, SKIPPED)
             # An event of another table is filtered even if it cannot be decoded.
             .when(is_filtered & (F.col("source_table") != ""), FILTERED)
             .when(F.col("reason").isNotNull(), DEAD)
@@ -106,7 +122,7 @@ def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = (), *,
             .when(F.col("op") == _TRUNCATE, TRUNCATE)
             .otherwise(ROW),
         )
-        .drop("json_value", "body", "is_skipped", "is_tombstone")
+        .drop("json_value", "body", "is_skipped", "is_null", "is_unflattened")
     )
 
 
@@ -167,15 +183,52 @@ def _is_skipped() -> Column:
     """
     payload, op = F.col("payload"), F.col("op")
     is_heartbeat = _has_field(payload, "ts_ms") & _has_field(F.col("key_payload"), "serverName")
-    fields = F.map_keys(F.try_variant_get(payload, "$", "map<string,variant>"))
-    status = F.try_variant_get(payload, variant_path("status"), "string")
-    is_marker = (
-        status.isin("BEGIN", "END")
-        & _has_field(payload, "event_count")
-        & (F.size(F.array_except(fields, F.array(*map(F.lit, _MARKER_FIELDS)))) == 0)
+    is_other = op.isNull() & (is_heartbeat | _is_marker() | _is_schema_change())
+    return F.coalesce((op == _MESSAGE) | is_other, F.expr("false"))
+
+
+def _is_skipped_in_flattened_topic() -> Column:
+    """Return whether a message changes no row, as :func:`_is_skipped`, where each name may be a column of a row."""
+    payload, key = F.col("payload"), F.col("key_payload")
+    is_message = (
+        (F.col("op") == _MESSAGE) & is_object(member(payload, "source")) & is_object(member(payload, "message"))
     )
-    is_schema_change = _has_field(payload, "databaseName") & _has_field(payload, "ddl") & _has_field(payload, "source")
-    return F.coalesce((op == _MESSAGE) | (op.isNull() & (is_heartbeat | is_marker | is_schema_change)), F.expr("false"))
+    is_heartbeat = _has_field(payload, "ts_ms") & _has_only(payload, _TIMES) & _has_exactly(key, "serverName")
+    is_skipped = is_message | is_heartbeat | _is_marker() | _is_schema_change()
+    return F.coalesce(is_skipped & ~has_metadata(payload), F.expr("false"))
+
+
+def _is_marker() -> Column:
+    """Return whether a message marks the begin or the end of a transaction."""
+    payload, key = F.col("payload"), F.col("key_payload")
+    status, transaction, key_id = (
+        F.try_variant_get(value, variant_path(name), "string")
+        for value, name in ((payload, "status"), (payload, "id"), (key, "id"))
+    )
+    is_marker = status.isin("BEGIN", "END") & _has_field(payload, "event_count") & _has_only(payload, _MARKER_FIELDS)
+    return F.coalesce(is_marker & (transaction == key_id), F.expr("false"))
+
+
+def _is_schema_change() -> Column:
+    """Return whether a message describes a change of the schema."""
+    payload = F.col("payload")
+    fields = (_has_field(payload, name) for name in ("databaseName", "ddl", "tableChanges"))
+    is_change = reduce(and_, fields, is_object(member(payload, "source")))
+    return F.coalesce(is_change & _has_exactly(F.col("key_payload"), "databaseName"), F.expr("false"))
+
+
+def _flattened_reason(reason: Column) -> Column:
+    """Return the reason of a dead letter in a topic of flattened events; ``reason`` is that of other topics."""
+    return (
+        F.when(
+            F.col("is_null"),
+            "a null value is a delete of a flattened event, and has no position: set "
+            "delete.tombstone.handling.mode=rewrite in the transform ExtractNewRecordState",
+        )
+        .when(F.col("is_unflattened"), "the event is not flattened: use --decoder debezium")
+        .when(F.col("op").isNull() & F.col("json_value").isNotNull(), "the value is not a row: it is not a JSON object")
+        .otherwise(reason)
+    )
 
 
 def _dead_letter_reason(text: Column) -> Column:
@@ -201,6 +254,17 @@ def _dead_letter_reason(text: Column) -> Column:
             "a number in the message has more digits than can be stored",
         )
     )
+
+
+def _has_exactly(value: Column, *names: str) -> Column:
+    """Return whether a value is an object with these fields, and no others."""
+    return reduce(and_, (_has_field(value, name) for name in names), _has_only(value, names))
+
+
+def _has_only(value: Column, names: Collection[str]) -> Column:
+    """Return whether a value is an object whose fields all have these names."""
+    fields = F.map_keys(F.try_variant_get(value, "$", "map<string,variant>"))
+    return F.coalesce(F.size(F.array_except(fields, F.array(*map(F.lit, names)))) == 0, F.expr("false"))
 
 
 def _has_field(value: Column, name: str) -> Column:

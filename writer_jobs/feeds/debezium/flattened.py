@@ -14,55 +14,87 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from writer_jobs.feeds.debezium.positions import FIELDS
 from writer_jobs.feeds.message_values import is_object, member, variant_path
 
-PREFIX = "__"
-"""Prefix of the names of fields that are not columns of the row (``add.fields.prefix``)."""
-
-_DELETED = f"{PREFIX}deleted"
+_DELETED, _OP = "__deleted", "__op"
 _TIMES = ("ts_ms", "ts_us", "ts_ns")
+_TRANSACTION = ("id", "total_order", "data_collection_order")
+_PREFIXES = ("__source_", "__transaction_")
+_NAMES = frozenset({_DELETED, _OP, *(f"__{name}" for name in (*_TIMES, *FIELDS, *_TRANSACTION))})
 
 
-def has_deleted_field(payload: Column) -> Column:
-    """Return whether an event shows deletes by a field, as with ``delete.tombstone.handling.mode=rewrite``."""
-    return F.coalesce(F.try_variant_get(payload, variant_path(_DELETED), "string").isNotNull(), F.expr("false"))
+def is_metadata(name: str) -> bool:
+    """Return whether the transform can write a field of this name in addition to the row's columns."""
+    return name in _NAMES or name.startswith(_PREFIXES)
+
+
+def has_metadata(payload: Column) -> Column:
+    """Return whether a payload has a field that the transform writes in addition to the row's columns."""
+    return F.coalesce(F.exists(F.map_keys(_fields(payload)), _is_metadata), F.expr("false"))
+
+
+def is_unflattened(payload: Column) -> Column:
+    """Return whether a payload is an event that the transform has not flattened."""
+    has_row = member(payload, "before").isNotNull() | member(payload, "after").isNotNull()
+    has_op = F.try_variant_get(payload, variant_path("op"), "string").isNotNull()
+    is_event = has_op & has_row & is_object(member(payload, "source"))
+    return F.coalesce(is_event & ~has_metadata(payload), F.expr("false"))
 
 
 def nested(envelopes: DataFrame) -> DataFrame:
     """Give flattened events the form of other events.
 
     The columns ``payload`` and ``schema`` become those of an event with ``op``, ``source``, ``before`` and ``after``.
-    A payload that is not an object stays.
+    A payload that is not a flattened row stays, and so does a missing schema.
     """
     payload, schema = F.col("payload"), F.col("schema")
-    fields = F.try_variant_get(payload, "$", "map<string,variant>")
-    row = F.to_variant_object(F.map_filter(fields, lambda name, _: ~name.startswith(PREFIX)))
-    is_delete = F.coalesce(F.try_variant_get(payload, variant_path(_DELETED), "string") == "true", F.expr("false"))
-    op = F.when(is_delete, "d").otherwise(F.coalesce(_text(payload, "op"), F.lit("u")))
-    is_delete_op = op == "d"
+    row = F.to_variant_object(F.map_filter(_fields(payload), lambda name, _: ~_is_metadata(name)))
+    is_delete = F.coalesce(_text(payload, _DELETED) == "true", F.expr("false")) | F.coalesce(
+        _text(payload, _OP) == "d", F.expr("false")
+    )
+    op = F.when(is_delete, "d").otherwise(F.coalesce(_text(payload, _OP), F.lit("u")))
     source = {
-        name: member(payload, f"{PREFIX}source_{name}")
+        name: member(payload, f"__source_{name}")
         if name in _TIMES
-        else F.coalesce(member(payload, f"{PREFIX}source_{name}"), member(payload, PREFIX + name))
+        else F.coalesce(member(payload, f"__source_{name}"), member(payload, f"__{name}"))
         for name in FIELDS
+    }
+    transaction = {
+        name: F.coalesce(member(payload, f"__transaction_{name}"), member(payload, f"__{name}"))
+        for name in _TRANSACTION
     }
     event = F.struct(
         op.alias("op"),
-        F.when(is_delete_op, row).alias("before"),
-        F.when(~is_delete_op, row).alias("after"),
-        F.to_variant_object(F.struct(*(value.alias(name) for name, value in source.items()))).alias("source"),
-        *(member(payload, PREFIX + name).alias(name) for name in _TIMES),
+        F.when(is_delete, row).alias("before"),
+        F.when(~is_delete, row).alias("after"),
+        *(
+            F.to_variant_object(F.struct(*(value.alias(field) for field, value in fields.items()))).alias(name)
+            for name, fields in (("source", source), ("transaction", transaction))
+        ),
+        *(member(payload, f"__{name}").alias(name) for name in _TIMES),
     )
-    schema_fields = F.get_json_object(schema, "$.fields")
+    is_row = is_object(payload) & ~is_unflattened(payload)
+    row_schema = F.concat(
+        F.lit('{"fields":[{"field":"after","type":"struct","flattened":true,"fields":'),
+        F.coalesce(F.get_json_object(schema, "$.fields"), F.lit("null")),
+        F.lit("}]}"),
+    )
     return envelopes.withColumns(
         {
-            "payload": F.when(is_object(payload), F.to_variant_object(event)).otherwise(payload),
-            "schema": F.concat(
-                F.lit(f'{{"fields":[{{"field":"after","type":"struct","metadata_prefix":"{PREFIX}","fields":'),
-                F.coalesce(schema_fields, F.lit("null")),
-                F.lit("}]}"),
-            ),
+            "payload": F.when(is_row, F.to_variant_object(event)).otherwise(payload),
+            "schema": F.when(schema.isNotNull(), F.when(is_row, row_schema).otherwise(schema)),
         }
     )
 
 
+def _fields(payload: Column) -> Column:
+    return F.try_variant_get(payload, "$", "map<string,variant>")
+
+
+def _is_metadata(name: Column) -> Column:
+    is_known = name.isin(*sorted(_NAMES))
+    for prefix in _PREFIXES:
+        is_known = is_known | name.startswith(prefix)
+    return is_known
+
+
 def _text(payload: Column, name: str) -> Column:
-    return F.try_variant_get(payload, variant_path(PREFIX + name), "string")
+    return F.try_variant_get(payload, variant_path(name), "string")

@@ -4,9 +4,7 @@ A position is a text. Its numbers have fixed widths, so texts sort as numbers do
 
 - PostgreSQL: the LSN of the last commit before the change, then the change's own LSN (``source.sequence``). The LSN
   alone is not an order: a transaction writes while others commit, and an incremental snapshot can read in between.
-- MySQL, MariaDB: the number of the binlog file, the position of the event, the row within the event. With
-  ``binlog_transaction_compression`` all events of a transaction have one position. Then its ``total_order`` counts,
-  and without transaction metadata the place in the topic.
+- MySQL, MariaDB: the number of the binlog file, the position of the event, the row within the event.
 - SQL Server, Db2: the LSN of the commit, the LSN of the change, the event's number within the change.
 - Oracle: the SCN of the commit, the SCN of the change, and fields that order changes of one SCN.
 

@@ -22,7 +22,8 @@ from writer_jobs.feeds.debezium.decoders import (
     is_held_by_string,
     struct_ddl,
 )
-from writer_jobs.feeds.debezium.envelopes import FILTERED, ROW, SKIPPED, TOMBSTONE, TRUNCATE
+from writer_jobs.feeds.debezium.envelopes import FILTERED, ROW, SKIPPED, TRUNCATE
+from writer_jobs.feeds.debezium.flattened import is_metadata
 from writer_jobs.feeds.debezium.json_values import Decoder
 from writer_jobs.feeds.message_values import member, variant_path
 
@@ -76,8 +77,7 @@ def summarize_schemas(envelopes: DataFrame) -> list[Row]:
         F.count_if(F.col("kind") == FILTERED).alias("filtered"),
         F.collect_set(F.when(F.col("kind").isin(ROW, TRUNCATE), F.col("source_table"))).alias("tables"),
         F.count_if(is_row).alias("rows"),
-        F.count_if(F.col("kind") == TOMBSTONE).alias("tombstones"),
-        F.count_if(is_row & ~F.col("has_deleted")).alias("without_deleted"),
+        F.collect_set(F.when(F.col("kind") == FILTERED, F.col("source_table"))).alias("filtered_tables"),
         F.min(F.when(F.col("kind") == TRUNCATE, F.col("origin"))).alias("truncate"),
         F.collect_set(F.when(is_row, connector)).alias("connectors"),
         F.collect_set(F.when(is_row, names)).alias("names"),
@@ -110,9 +110,9 @@ def _row_decoders(schema: str) -> dict[str, Decoder]:
 
 
 def _field_decoders(schema: Mapping[str, Any]) -> dict[str, Decoder]:
-    # Only the schema of a flattened event has a prefix; see the module ``flattened``.
-    prefix = schema.get("metadata_prefix")
-    fields = (field for field in schema.get("fields", ()) if prefix is None or not field["field"].startswith(prefix))
+    # The schema of a flattened event names the metadata, too; see the module ``flattened``.
+    is_flattened = bool(schema.get("flattened"))
+    fields = (field for field in schema.get("fields", ()) if not (is_flattened and is_metadata(field["field"])))
     return {field["field"]: connect_decoder(field) for field in fields}
 
 

@@ -155,7 +155,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     add(
         "--sequence-by", type=nonblank, metavar="SQL",
         help="SQL expression over source, op, ts_ms, ts_us, ts_ns, transaction, origin, and columns of the row such as "
-        "row.updated_at; the event of a key with the largest value wins; by default the position in the database's log",
+        "row.updated_at (null in a delete); the event of a key with the largest value wins; by default the position in the database's log",
     )  # fmt: skip
     add(
         "--source-table", dest="source_tables", action="append", type=nonblank, default=[], metavar="NAME",
