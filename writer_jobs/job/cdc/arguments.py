@@ -50,6 +50,8 @@ decoders:
   hbase-proxy  HBaseKafkaEvent of Apache HBase's Kafka proxy: Avro in a topic, or Parquet with its columns.
   debezium     envelopes of Debezium as JSON, with schemas or without: before, after, op, source. Files have one in each
                line, or {"key": ..., "value": ...}.
+  debezium-flat
+               rows that Debezium's transform ExtractNewRecordState has flattened, with __deleted and other metadata.
   Parquet with the columns of Kafka's source (key, value, topic, partition, offset) is read as a topic.
 
 rules:
@@ -155,7 +157,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     add(
         "--sequence-by", type=nonblank, metavar="SQL",
         help="SQL expression over source, op, ts_ms, ts_us, ts_ns, transaction, origin, and columns of the row such as "
-        "row.updated_at (null in a delete); the event of a key with the largest value wins; by default the position in the database's log",
+        "row.updated_at (null in a delete); the event of a key with the largest value wins; by default the position in "
+        "the database's log",
     )  # fmt: skip
     add(
         "--source-table", dest="source_tables", action="append", type=nonblank, default=[], metavar="NAME",
