@@ -13,7 +13,7 @@ import pytest
 
 from soak.s3_faults import FaultyS3, S3Fault
 from tests.support.driver_process import LAKE, WAIT, Driver
-from tests.support.s3_table import copy, count_stored_puts, rows
+from tests.support.s3_table import copy, count_stored_puts, read, rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
@@ -92,6 +92,22 @@ def test_a_late_put_loses_against_a_faster_writer(
         late_append.result(WAIT)
     assert rows(table) == [0, 1, 2, 10, 20]
     assert set(count_stored_puts(s3, table).values()) == {1}
+
+
+def test_negative_control_with_delta_s_own_store_a_late_put_replaces_a_commit(
+    drivers: tuple[Driver, Driver], s3: FaultyS3, table: str
+) -> None:
+    first, second = drivers
+    first.do("use_stock_store")
+    fault = s3.gate.arm(first.name, S3Fault(held=True))
+    first.begin("append_without_the_lock", table=table, first=10, end=11)
+    try:
+        assert fault.arrived.wait(WAIT)
+        append(second, table, 20)
+    finally:
+        fault.release.set()
+    assert "done" in first.answer()
+    assert read(table)["ids"] == [0, 1, 2, 10]
 
 
 @pytest.mark.parametrize(
