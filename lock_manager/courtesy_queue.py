@@ -22,14 +22,14 @@ from lock_manager.queue_entry import is_internal
 
 log = logging.getLogger(__name__)
 
+FALLBACK_FIELD = "fallback"
+"""Field of a contender: whether its writer goes on without its place in the queue."""
+
 _ANSWER_SECONDS = 5.0
 """Time limit for an answer of ZooKeeper. Then a writer goes on without the queue."""
 
 _WATCH_SECONDS = 5.0
 """Interval at which a waiting writer asks whether ZooKeeper still answers, in seconds."""
-
-FALLBACK_FIELD = "fallback"
-"""Field of a contender: whether its writer goes on without its place in the queue."""
 
 _OUTAGE_SECONDS = 30.0
 """Time after an outage in which writers do not ask again, in seconds."""
@@ -110,9 +110,8 @@ class CourtesyQueue:
             return self._manager.acquire_for(queued_request, deadline)
         except EnsembleUnavailableError as error:
             self._record_outage(error)
-        except LockCancelledError:
-            if request.cancellation.requested.is_set():
-                raise
+        except LockCancelledError as error:
+            log.debug("join() reports a cancelled request, or the outage that has cancelled it: %s", error)
         finally:
             has_ended.set()
         return None
