@@ -70,9 +70,12 @@ def adopt_table(
     if state is None:
         raise TableError(f"there is no Delta table at {log.location}: adopt it after its first version is written")
     settings = replace(settings, job=settings.job or "sluice adopt")
-    old_settings = None if old_hosts is None else _without_queue(settings.of_coordinator(old_hosts))
-    # Writers with a fallback go on without the lock of their ensemble. So no writer may hold it when they begin.
-    locks_to_take = replace(settings, fallback="") if settings.fallback else None
+    old_settings: LockSettings | None = None
+    if old_hosts is not None:
+        old_settings = _without_queue(settings.of_coordinator(old_hosts))
+    elif settings.fallback:
+        # Writers with a fallback go on without the lock of their ensemble. So no writer may hold it when they begin.
+        old_settings = replace(settings, fallback="")
     settings = _without_queue(settings)
     metadata = {"job": settings.job}
     expected_adoption = state.adoption if move else None
@@ -81,12 +84,9 @@ def adopt_table(
         if old_settings is not None:
             old_manager = stack.enter_context(manager_of(old_settings))
             old_hold = stack.enter_context(old_manager.acquire_all(names, needs_exclusion=False))
-            if expected_adoption is not None:
+            if old_hosts is not None and expected_adoption is not None:
                 expected_adoption.check(ensemble=old_hold.ensemble_id, table=expected_adoption.table or uri)
             stack.enter_context(guarded(spark, old_hold, log, metadata, any_ensemble=True))
-        elif locks_to_take is not None:
-            lock = stack.enter_context(stack.enter_context(manager_of(locks_to_take)).acquire_all(names))
-            stack.enter_context(guarded(spark, lock, log, metadata, any_ensemble=True))
         manager = stack.enter_context(manager_of(settings))
         hold = stack.enter_context(manager.acquire_all(names, needs_exclusion=False))
         stack.enter_context(guarded(spark, hold, log, metadata, any_ensemble=move))
