@@ -65,9 +65,9 @@ def test_a_flattened_row_has_no_metadata_columns(decode_flat: Decode, prefix: st
     ])  # fmt: skip
     assert reasons(batch) == {}
     assert sorted(set(types(batch)) - {"__sluice_order", DELETES}) == ["_x", "id", "name"]
-    found = rows_by_id(batch)
-    assert (found[1]["name"], found[1][DELETES]) == ("Ada", False)
-    assert (found[2]["name"], found[2][DELETES]) == (None, True)
+    stored_rows = rows_by_id(batch)
+    assert (stored_rows[1]["name"], stored_rows[1][DELETES]) == ("Ada", False)
+    assert (stored_rows[2]["name"], stored_rows[2][DELETES]) == (None, True)
     # __ts_ms is the time at which the connector processed the event.
     assert batch.newest_source_time == (1_700_000_000.002 if prefix == "__source_" else None)
 
@@ -199,8 +199,8 @@ def test_flattened_events_in_any_order_give_the_source_table(
     for batch in shuffled_batches(number, topic, 3):
         apply_events(writer, frame(spark, batch), flattened=True)
     stored = spark.read.format("delta").load(str(tmp_path / "table")).select("id", "name", "size").collect()
-    found = {row["id"]: row.asDict() for row in stored}
-    assert found == table
+    stored_rows = {row["id"]: row.asDict() for row in stored}
+    assert stored_rows == table
 
 
 def test_the_cdc_job_reads_flattened_events(run_job: Callable[..., Any], tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ def is_object(value: Column) -> Column:
     return F.try_variant_get(value, "$", "struct<_: variant>").isNotNull()
 
 
+def object_fields(value: Column) -> Column:
+    """Return the fields of a variant that is a JSON object, as a map; null for any other value."""
+    return F.try_variant_get(value, "$", "map<string,variant>")
+
+
 def variant_text(value: Column) -> Column:
     """Return the text of a scalar variant, or the JSON of any other one."""
     return F.try_variant_get(value, "$", "string")

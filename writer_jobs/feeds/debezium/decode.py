@@ -25,7 +25,7 @@ from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import FeedError
 from writer_jobs.feeds.debezium.decoded_batch import DELETES, ORDER, POSITION, DecodedBatch
 from writer_jobs.feeds.debezium.envelopes import FILTERED, SKIPPED, parse_envelopes, resolve_source_tables
-from writer_jobs.feeds.debezium.positions import has_position, position, source_struct
+from writer_jobs.feeds.debezium.positions import TIMES, has_position, position, source_struct
 from writer_jobs.feeds.debezium.row_columns import RowColumns, summarize_schemas
 from writer_jobs.feeds.debezium.undecodable import UNAVAILABLE, undecodable_reason, unnamed_fields_reason
 from writer_jobs.feeds.message_values import variant_path
@@ -127,16 +127,13 @@ class _Batch:
         summaries = summarize_schemas(envelopes)
         self._skipped_count = sum(summary["skipped"] for summary in summaries)
         self._filtered_count = sum(summary["filtered"] for summary in summaries)
-        all_summaries = summaries
+        if flattened:
+            _refuse_short_names(source_tables, {name for summary in summaries for name in summary["filtered_tables"]})
         summaries = [summary for summary in summaries if summary["rows"] or summary["truncate"]]
         self._connectors = sorted({name for summary in summaries for name in summary["connectors"]})
         self._source_tables = resolve_source_tables(
             source_tables, {name for summary in summaries for name in summary["tables"]}
         )
-        if flattened:
-            _refuse_short_names(
-                source_tables, {name for summary in all_summaries for name in summary["filtered_tables"]}
-            )
         self._refuse_truncate(summaries)
         self._refuse_unknown_order()
         self._columns = RowColumns(summaries, table, keys)
@@ -287,7 +284,7 @@ class _Batch:
         envelope = {
             "source": source_struct(payload, extra_fields),
             "row": self._row_after(row_fields),
-            **{name: F.try_variant_get(payload, variant_path(name), "bigint") for name in ("ts_ms", "ts_us", "ts_ns")},
+            **{name: F.try_variant_get(payload, variant_path(name), "bigint") for name in TIMES},
             "transaction": F.try_variant_get(payload, variant_path("transaction"), _TRANSACTION),
         }
         try:

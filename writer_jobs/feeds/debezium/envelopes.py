@@ -15,11 +15,13 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.errors import FeedError
 from writer_jobs.feeds.debezium.flattened import has_metadata, is_unflattened, nested
+from writer_jobs.feeds.debezium.positions import TIMES
 from writer_jobs.feeds.message_values import (
     compute_once,
     has_inexact_number,
     is_object,
     member,
+    object_fields,
     parse_single_value,
     variant_path,
 )
@@ -31,7 +33,6 @@ _TRUNCATE, _MESSAGE = "t", "m"
 _TABLE_FIELDS = ("db", "schema", "table")
 #: Kinds of messages.
 ROW, SKIPPED, TRUNCATE, DEAD, FILTERED = "row", "skipped", "truncate", "dead", "filtered"
-_TIMES = ("ts_ms", "ts_us", "ts_ns")
 #: Fields of the events that mark the begin and the end of a transaction (``provide.transaction.metadata``).
 _MARKER_FIELDS = ("status", "id", "ts_ms", "event_count", "data_collections")
 
@@ -77,16 +78,11 @@ def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = (), *,
     )
     body, key_body = F.col("body"), F.col("key_body")
     # Without a schema, these may be names of the key's columns.
-    has_schema = (
-        _has_field(key_body, "payload")
-        & _has_field(key_body, "schema")
-        & F.coalesce(is_object(member(key_body, "schema")), F.expr("true"))
-    )
-    has_payload = _has_field(body, "payload")
+    has_schema = _has_field(key_body, "payload") & _has_field(key_body, "schema") & _may_have_schema(key_body)
     if flattened:
-        has_payload = _has_exactly(body, "payload", "schema") & F.coalesce(
-            is_object(member(body, "schema")), F.expr("true")
-        )
+        has_payload = _has_exactly(body, "payload", "schema") & _may_have_schema(body)
+    else:
+        has_payload = _has_field(body, "payload")
     envelopes = envelopes.select(
         *("key", "value", "origin", "json_value", "body"),
         (F.when(has_payload, F.col("schema")) if flattened else F.col("schema")).alias("schema"),
@@ -96,10 +92,9 @@ def parse_envelopes(messages: DataFrame, source_tables: Collection[str] = (), *,
     ).withColumn("op", F.try_variant_get("payload", "$.op", "string"))
     reason = _dead_letter_reason(F.col("value").cast("string"))
     if flattened:
-        is_skipped = _is_skipped_in_flattened_topic()
         reason = _flattened_reason(reason)
         flags = {
-            "is_skipped": is_skipped,
+            "is_skipped": _is_skipped_in_flattened_topic(),
             "is_null": _is_tombstone(),
             "is_unflattened": is_unflattened(F.col("payload")),
         }
@@ -193,7 +188,7 @@ def _is_skipped_in_flattened_topic() -> Column:
     is_message = (
         (F.col("op") == _MESSAGE) & is_object(member(payload, "source")) & is_object(member(payload, "message"))
     )
-    is_heartbeat = _has_field(payload, "ts_ms") & _has_only(payload, _TIMES) & _has_exactly(key, "serverName")
+    is_heartbeat = _has_field(payload, "ts_ms") & _has_only(payload, TIMES) & _has_exactly(key, "serverName")
     is_skipped = is_message | is_heartbeat | _is_marker() | _is_schema_change()
     return F.coalesce(is_skipped & ~has_metadata(payload), F.expr("false"))
 
@@ -256,6 +251,11 @@ def _dead_letter_reason(text: Column) -> Column:
     )
 
 
+def _may_have_schema(value: Column) -> Column:
+    """Return whether the field ``schema`` of a value is missing, null or an object, as in a schema of Kafka Connect."""
+    return F.coalesce(is_object(member(value, "schema")), F.expr("true"))
+
+
 def _has_exactly(value: Column, *names: str) -> Column:
     """Return whether a value is an object with these fields, and no others."""
     return reduce(and_, (_has_field(value, name) for name in names), _has_only(value, names))
@@ -263,7 +263,7 @@ def _has_exactly(value: Column, *names: str) -> Column:
 
 def _has_only(value: Column, names: Collection[str]) -> Column:
     """Return whether a value is an object whose fields all have these names."""
-    fields = F.map_keys(F.try_variant_get(value, "$", "map<string,variant>"))
+    fields = F.map_keys(object_fields(value))
     return F.coalesce(F.size(F.array_except(fields, F.array(*map(F.lit, names)))) == 0, F.expr("false"))
 
 

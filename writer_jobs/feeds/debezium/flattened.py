@@ -11,14 +11,13 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.feeds.debezium.positions import FIELDS
-from writer_jobs.feeds.message_values import is_object, member, variant_path
+from writer_jobs.feeds.debezium.positions import FIELDS, TIMES
+from writer_jobs.feeds.message_values import is_object, member, object_fields, variant_path
 
 _DELETED, _OP = "__deleted", "__op"
-_TIMES = ("ts_ms", "ts_us", "ts_ns")
 _TRANSACTION = ("id", "total_order", "data_collection_order")
 _PREFIXES = ("__source_", "__transaction_")
-_NAMES = frozenset({_DELETED, _OP, *(f"__{name}" for name in (*_TIMES, *FIELDS, *_TRANSACTION))})
+_NAMES = frozenset({_DELETED, _OP, *(f"__{name}" for name in (*TIMES, *FIELDS, *_TRANSACTION))})
 
 
 def is_metadata(name: str) -> bool:
@@ -28,11 +27,11 @@ def is_metadata(name: str) -> bool:
 
 def has_metadata(payload: Column) -> Column:
     """Return whether a payload has a field that the transform writes in addition to the row's columns."""
-    return F.coalesce(F.exists(F.map_keys(_fields(payload)), _is_metadata), F.expr("false"))
+    return F.coalesce(F.exists(F.map_keys(object_fields(payload)), _is_metadata), F.expr("false"))
 
 
 def is_unflattened(payload: Column) -> Column:
-    """Return whether a payload is an event that the transform has not flattened."""
+    """Return whether a payload is an event in Debezium's own form, without the transform."""
     has_row = member(payload, "before").isNotNull() | member(payload, "after").isNotNull()
     has_op = F.try_variant_get(payload, variant_path("op"), "string").isNotNull()
     is_event = has_op & has_row & is_object(member(payload, "source"))
@@ -43,17 +42,16 @@ def nested(envelopes: DataFrame) -> DataFrame:
     """Give flattened events the form of other events.
 
     The columns ``payload`` and ``schema`` become those of an event with ``op``, ``source``, ``before`` and ``after``.
-    A payload that is not a flattened row stays, and so does a missing schema.
+    A payload that is not a flattened row stays, and so does a missing schema. The column ``is_unflattened`` has the
+    result of :func:`is_unflattened`.
     """
     payload, schema = F.col("payload"), F.col("schema")
-    row = F.to_variant_object(F.map_filter(_fields(payload), lambda name, _: ~_is_metadata(name)))
-    is_delete = F.coalesce(_text(payload, _DELETED) == "true", F.expr("false")) | F.coalesce(
-        _text(payload, _OP) == "d", F.expr("false")
-    )
-    op = F.when(is_delete, "d").otherwise(F.coalesce(_text(payload, _OP), F.lit("u")))
+    row = F.to_variant_object(F.map_filter(object_fields(payload), lambda name, _: ~_is_metadata(name)))
+    op = F.when(_text(payload, _DELETED) == "true", "d").otherwise(F.coalesce(_text(payload, _OP), F.lit("u")))
+    is_delete = op == "d"
     source = {
         name: member(payload, f"__source_{name}")
-        if name in _TIMES
+        if name in TIMES
         else F.coalesce(member(payload, f"__source_{name}"), member(payload, f"__{name}"))
         for name in FIELDS
     }
@@ -69,9 +67,9 @@ def nested(envelopes: DataFrame) -> DataFrame:
             F.to_variant_object(F.struct(*(value.alias(field) for field, value in fields.items()))).alias(name)
             for name, fields in (("source", source), ("transaction", transaction))
         ),
-        *(member(payload, f"__{name}").alias(name) for name in _TIMES),
+        *(member(payload, f"__{name}").alias(name) for name in TIMES),
     )
-    is_row = is_object(payload) & ~is_unflattened(payload)
+    is_row = is_object(payload) & ~F.col("is_unflattened")
     row_schema = F.concat(
         F.lit('{"fields":[{"field":"after","type":"struct","flattened":true,"fields":'),
         F.coalesce(F.get_json_object(schema, "$.fields"), F.lit("null")),
@@ -83,10 +81,6 @@ def nested(envelopes: DataFrame) -> DataFrame:
             "schema": F.when(schema.isNotNull(), F.when(is_row, row_schema).otherwise(schema)),
         }
     )
-
-
-def _fields(payload: Column) -> Column:
-    return F.try_variant_get(payload, "$", "map<string,variant>")
 
 
 def _is_metadata(name: Column) -> Column:

@@ -19,6 +19,7 @@ from writer_jobs.feeds.message_values import (
     compute_once,
     is_object,
     member,
+    object_fields,
     significant_digits,
     variant_path,
     variant_text,
@@ -216,7 +217,7 @@ def _struct(decoder: Decoder, value: Column) -> Column:
     parts = [(member(value, name), part) for name, part in decoder.parts]
     names = [name for name, _ in decoder.parts]
     unknown_fields = F.map_filter(
-        F.try_variant_get(value, "$", "map<string,variant>"),
+        object_fields(value),
         lambda name, nested_value: ~(_is_null(nested_value) | (name.isin(*names) if names else F.expr("false"))),
     )
     fits = is_object(value) & (F.size(unknown_fields) == 0)
@@ -240,7 +241,7 @@ def _array(decoder: Decoder, value: Column) -> Column:
 
 def _map(decoder: Decoder, value: Column) -> Column:
     value_decoder = decoder.parts[0][1]
-    entries = F.try_variant_get(value, "$", "map<string,variant>")
+    entries = object_fields(value)
     return F.when(
         F.forall(F.map_values(entries), lambda entry: _is_null(entry) | value_decoder.decode(entry).isNotNull()),
         F.transform_values(entries, lambda _, entry: value_decoder.decode(entry)),

@@ -28,9 +28,11 @@ from writer_jobs.feeds.message_values import variant_path
 _INT, _LONG, _SCN, _RS_ID = 10, 20, 38, 32  # characters of a part of the position
 _NO_LSN = "00000000:00000000:0000"
 
+#: Fields with the times of an event.
+TIMES = ("ts_ms", "ts_us", "ts_ns")
 #: Fields of ``source``, with their types.
 FIELDS: Mapping[str, str] = {
-    **dict.fromkeys(("ts_ms", "ts_us", "ts_ns", "lsn", "xmin", "pos", "row", "server_id", "thread"), "bigint"),
+    **dict.fromkeys((*TIMES, "lsn", "xmin", "pos", "row", "server_id", "thread"), "bigint"),
     **dict.fromkeys(("event_serial_no", "ssn", "txSeq", "commit_ts_ms", "ord", "txnNumber", "wallTime"), "bigint"),
     **dict.fromkeys(("version", "connector", "name", "snapshot", "db", "schema", "table", "collection"), "string"),
     **dict.fromkeys(("sequence", "txId", "file", "gtid", "commit_lsn", "change_lsn"), "string"),

@@ -25,7 +25,7 @@ from writer_jobs.feeds.debezium.decoders import (
 from writer_jobs.feeds.debezium.envelopes import FILTERED, ROW, SKIPPED, TRUNCATE
 from writer_jobs.feeds.debezium.flattened import is_metadata
 from writer_jobs.feeds.debezium.json_values import Decoder
-from writer_jobs.feeds.message_values import member, variant_path
+from writer_jobs.feeds.message_values import member, object_fields, variant_path
 
 #: The decoders of one column, each with the numbers of the groups that use it.
 ColumnDecoders = dict[Decoder, list[int]]
@@ -71,7 +71,7 @@ def summarize_schemas(envelopes: DataFrame) -> list[Row]:
     is_row, payload, key = F.col("kind") == ROW, F.col("payload"), F.col("key_payload")
     has_no_schema = is_row & F.col("schema").isNull()
     connector = F.coalesce(F.try_variant_get(payload, variant_path("source", "connector"), "string"), F.lit(""))
-    names = F.map_keys(F.try_variant_get(key, "$", "map<string,variant>"))
+    names = F.map_keys(object_fields(key))
     summaries = envelopes.groupBy("schema", "key_schema").agg(
         F.count_if(F.col("kind") == SKIPPED).alias("skipped"),
         F.count_if(F.col("kind") == FILTERED).alias("filtered"),

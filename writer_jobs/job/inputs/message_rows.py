@@ -16,7 +16,7 @@ from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
 from writer_jobs.delta.partition_values import partition_types, unstorable_row_reason
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SourceError
-from writer_jobs.feeds.message_values import has_inexact_number, parse_single_value, variant_path
+from writer_jobs.feeds.message_values import has_inexact_number, object_fields, parse_single_value, variant_path
 from writer_jobs.job.stream.arguments import StreamJobArguments
 from writer_jobs.late_rows.event_time import EVENT_RANGE, event_micros, is_event_time
 from writer_jobs.late_rows.stream import RowBatch
@@ -115,7 +115,7 @@ def _misfit(value: Column, text_value: Column, target: T.DataType, path: str) ->
     if isinstance(target, T.ArrayType):
         return _first_misfit(F.try_variant_get(value, "$", "array<variant>"), text_value, target.elementType, path)
     if isinstance(target, T.MapType):
-        values = F.map_values(F.try_variant_get(value, "$", "map<string,variant>"))
+        values = F.map_values(object_fields(value))
         return _first_misfit(values, F.map_values(text_value), target.valueType, path)
     is_value = value.isNotNull() & ~F.is_variant_null(value)
     if isinstance(target, T.StringType):
@@ -142,7 +142,7 @@ def _cast_exactly(text: Column, target: T.DataType) -> Column:
 
 def _unknown_field(value: Column, target: T.StructType, path: str) -> Column:
     """Return a sentence about a field that a type lacks, or has in another case; null without such a field."""
-    names = F.map_keys(F.try_variant_get(value, "$", "map<string,variant>"))
+    names = F.map_keys(object_fields(value))
     unknown_names = F.filter(names, lambda name: ~name.isin(*target.names))
     if not path:
         lower_names = [name.lower() for name in target.names]
