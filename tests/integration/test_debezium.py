@@ -520,9 +520,9 @@ def test_undecodable_messages_become_dead_letters(decode_batch: Decode) -> None:
     int32, blob = {"type": "int32"}, {"type": "bytes"}
     schema = envelope_schema(struct(id=INT, n=int32, blob=blob, price=decimal(2, 4), dates=DATES, region=TEXT))
 
-    def row(lsn: int = 1, **values: Any) -> Json:
+    def row(lsn: int = 1, op: str = "u", **values: Any) -> Json:
         after = {"id": 1, "n": 1, "blob": None, "dates": None, **values}
-        return with_schema(event("u", lsn, after=after), schema)
+        return with_schema(event(op, lsn, after=after), schema)
 
     unavailable, no_array = "did not receive", {"type": "array", "items": "string"}
     cases: list[tuple[Any, Any, str]] = [
@@ -555,11 +555,12 @@ def test_undecodable_messages_become_dead_letters(decode_batch: Decode) -> None:
         ({"id": 1}, row(price=1.005), "column price does not fit decimal(4,2)"),
         ({"id": 1}, row(dates=[1, "x"]), "column dates does not fit array<date>"),
         ({"id": 1}, row(dates=7), "column dates does not fit array<date>"),
-        ({"id": 1}, row(blob=base64.b64encode(PLACEHOLDER.encode()).decode()), unavailable),
-        ({"id": 1}, row(dates=list(PLACEHOLDER.encode())), unavailable),
-        ({"id": 1}, event("u", 1, after={"id": 1, "v": PLACEHOLDER}), unavailable),
-        ({"id": 1}, event("u", 1, after={"id": 1, "v": {PLACEHOLDER: PLACEHOLDER}}), unavailable),
-        ({"id": 1}, event("u", 1, after={"id": 1, "v": [PLACEHOLDER]}), unavailable),
+        ({"id": 1}, row(op="c", blob=base64.b64encode(PLACEHOLDER.encode()).decode()), unavailable),
+        ({"id": 1}, row(op="r", dates=list(PLACEHOLDER.encode())), unavailable),
+        ({"id": 1}, event("c", 1, after={"id": 1, "v": PLACEHOLDER}), unavailable),
+        ({"id": 1}, event("c", 1, after={"id": 1, "v": {PLACEHOLDER: PLACEHOLDER}}), unavailable),
+        ({"id": 1}, event("c", 1, after={"id": 1, "v": [PLACEHOLDER]}), unavailable),
+        ({"id": PLACEHOLDER}, event("u", 1, after={"id": PLACEHOLDER}), f"{unavailable}…column id "),
         ({"id": 1}, {**event("u", 1, after={"id": 1}), "source": {"connector": "postgresql"}}, "position is unknown"),
         ({"id": 1}, row(region=""), "partition column region has the value ''"),
         ({"id": 1}, row(region="__HIVE_DEFAULT_PARTITION__"), "partition column region has the value '__HIVE"),
@@ -583,7 +584,7 @@ def test_undecodable_messages_become_dead_letters(decode_batch: Decode) -> None:
 
 @pytest.mark.full
 def test_the_placeholder_of_the_connector_is_never_a_value(decode_batch: Decode) -> None:
-    messages = [message({"id": 1}, event("u", 1, after={"id": 1, "v": value}), value) for value in ("absent", "b")]
+    messages = [message({"id": 1}, event("c", 1, after={"id": 1, "v": value}), value) for value in ("absent", "b")]
     batch = decode_batch(messages, unavailable_value="absent")
     assert "did not receive" in reasons(batch)["absent"]
     assert rows(batch)[0]["v"] == "b"

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from lock_manager import Hold
 from writer_jobs.commit.options import WriteOptions
 from writer_jobs.merge.batch_applier import BatchApplier
-from writer_jobs.merge.change_spec import ChangeSpec, sql_of
+from writer_jobs.merge.change_spec import COLUMN_SEQUENCES, ChangeSpec, sql_of
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.merge.scd1 import NewestRows
 from writer_jobs.merge.scd2 import RowHistory
@@ -34,6 +34,7 @@ def apply_changes(
     apply_as_deletes: str | Column | None = None,
     column_list: Sequence[str] | None = None,
     except_column_list: Sequence[str] | None = None,
+    unchanged_columns: Mapping[str, str | Column] | None = None,
     stored_as_scd_type: int = 1,
     schema_evolution: bool = False,
     partition_by: Sequence[str] = (),
@@ -86,6 +87,10 @@ def apply_changes(
         apply_as_deletes: Condition (SQL or a column) that is true for deletes; null counts as false.
         column_list: Columns that the table gets; None: all columns.
         except_column_list: Columns that the table does not get.
+        unchanged_columns: Conditions (SQL or columns), by column: a change for which the condition is true does not
+            contain the column. The row keeps the value of the newest earlier change that contains it, also if that
+            change arrives later; until then the value is null, and the result counts the row as ``incomplete``. SCD
+            type 1 only. The table gets the column ``__COLUMN_SEQUENCES``.
         stored_as_scd_type: 1: the newest row of each key. 2: every row of each key, valid from the sequence
             ``__START_AT`` (inclusive) up to the sequence ``__END_AT`` (exclusive; null in the current row).
         schema_evolution: Add columns that the table lacks, and widen its types to those of the changes, except those of
@@ -117,12 +122,15 @@ def apply_changes(
         apply_as_deletes=apply_as_deletes,
         column_list=column_list,
         except_column_list=except_column_list,
+        unchanged_columns=unchanged_columns or {},
     ).with_keys_of(changes)
     write_options = WriteOptions(
         lock_timeout_seconds=lock_timeout_seconds, metadata=metadata, before_write=before_write
     )
     if stored_as_scd_type not in _MODELS:
         raise ValueError(f"stored_as_scd_type={stored_as_scd_type!r}: choose 1 (the newest rows) or 2 (with history)")
+    if unchanged_columns and stored_as_scd_type != 1:
+        raise ValueError("unchanged_columns: a history needs changes with all columns")
     model = _MODELS[stored_as_scd_type](spec, spec.columns(changes))
     feed = TableFeed(
         model="changes",
@@ -132,6 +140,7 @@ def apply_changes(
         sequence_column=model.sequence,
         source_tables=None if source_tables is None else tuple(sorted(source_tables)),
         source_columns=None if source_columns is None else tuple(sorted(source_columns)),
+        column_sequences=COLUMN_SEQUENCES if unchanged_columns else None,
     )
     prepared = spec.prepare(changes)
     shape = TableShape(prepared.sparkSession, writer, spec, model, feed, schema_evolution, partition_by)

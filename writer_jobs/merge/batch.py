@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -12,7 +12,8 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
 
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
+from writer_jobs.merge.change_spec import DELETED, SEQ, UNCHANGED, ChangeSpec
+from writer_jobs.merge.column_sequences import with_newest_values
 from writer_jobs.merge.key_bounds import KeyBounds
 from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.merge.merge_sql import content_hash
@@ -29,7 +30,8 @@ class ChangeBatch:
 
     Deletes are ordered by the sequence like all changes. Two changes with the same key and sequence are a repetition if
     all columns are equal, or if both are deletes. Otherwise their order is not known, and the batch is refused if the
-    result depends on it.
+    result depends on it. A column that the newest change of a key does not contain has the value of the newest change
+    that contains it; ``SEQUENCES`` has the sequence of this change.
 
     The changes are read once, and the folded rows are kept in a local checkpoint. They are never recomputed from a
     source that may have changed, and the merge knows how the keys are distributed over tasks.
@@ -43,7 +45,7 @@ class ChangeBatch:
         range_column: Key column that differs most between the table's files, such as the event time; None: not known.
 
     Attributes:
-        rows: The folded changes, with the columns of ``prepared``.
+        rows: The folded changes, with the columns of ``prepared``; ``SEQUENCES`` replaces ``UNCHANGED``.
         change_count: Number of changes.
         folded_count: Number of folded changes.
         delete_count: Number of folded changes that are deletes.
@@ -73,7 +75,7 @@ class ChangeBatch:
             F.count_if(has_null_key(spec)).alias("null_keys"),
             F.count_if(self._is_unordered).alias("unordered"),
         )
-        folded = fold(observed_changes, group_columns, tie_breaker)
+        folded = fold(observed_changes, group_columns, tie_breaker, spec.unchanged_columns)
         self._bounds = KeyBounds(folded.schema, spec.keys)
         observed_folded = folded.observe(
             folded_metrics,
@@ -152,10 +154,17 @@ def _sample_keys(spec: ChangeSpec, rows: DataFrame, condition: Column) -> str:
     return "; ".join(texts[:_MAX_SAMPLES]) + ("; …" if len(texts) > _MAX_SAMPLES else "")
 
 
-def fold(changes: DataFrame, group_columns: Sequence[str], tie_breaker: str | None) -> DataFrame:
+def fold(
+    changes: DataFrame,
+    group_columns: Sequence[str],
+    tie_breaker: str | None,
+    unchanged_columns: Collection[str] = (),
+) -> DataFrame:
     """Return the newest change of each group. Its ``AMBIGUOUS`` is true if a different change of the group is as new.
 
     Of changes of a group with the same sequence, the one with the largest value of ``tie_breaker`` is the newest.
+    ``unchanged_columns`` are those that some changes do not contain; see
+    :func:`~writer_jobs.merge.column_sequences.with_newest_values`.
 
     A window needs one shuffle and one sort. Aggregates of whole rows would sort before the shuffle, too.
     """
@@ -163,13 +172,16 @@ def fold(changes: DataFrame, group_columns: Sequence[str], tie_breaker: str | No
     order = [F.col(SEQ).desc()] if tie_breaker is None else [F.col(SEQ).desc(), F.col(tie_breaker).desc()]
     group = Window.partitionBy(*(quoted(name) for name in group_columns)).orderBy(*order)
     equally_new = group.rangeBetween(Window.currentRow, Window.currentRow)
-    return (
+    ranked_changes = (
         changes.withColumn(_HASH, content_hash(changes, content))
         .withColumn(_RANK, F.row_number().over(group))
         .withColumn(AMBIGUOUS, F.min(_HASH).over(equally_new) != F.max(_HASH).over(equally_new))
-        .where(F.col(_RANK) == 1)
-        .drop(_RANK, _HASH)
     )
+    if UNCHANGED in changes.columns:
+        lower_names = {name.lower() for name in unchanged_columns}
+        columns = [name for name in changes.columns if name.lower() in lower_names]
+        ranked_changes = with_newest_values(ranked_changes, group, columns, AMBIGUOUS)
+    return ranked_changes.where(F.col(_RANK) == 1).drop(_RANK, _HASH)
 
 
 def _is_incomplete(schema: StructType, name: str) -> Column:

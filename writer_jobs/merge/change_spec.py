@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
@@ -21,11 +21,21 @@ _INTERNAL_PREFIX = "__sluice_"
 SEQUENCE = "__SEQUENCE"
 """Table column with a row's sequence, unless ``sequence_by`` is the name of a column that the table gets."""
 
+COLUMN_SEQUENCES = "__COLUMN_SEQUENCES"
+"""Table column: the sequence of the change that contained a value, by lower-case column name.
+
+It has the columns that the row's newest change did not contain. The sequence is null if no change contained the value.
+The map is null for a row whose newest change contained all columns.
+"""
+
 SEQ = "__sluice_sequence"
 """Column of prepared changes with the sequence."""
 
 DELETED = "__sluice_deleted"
 """Column of prepared changes: whether the change deletes its row."""
+
+UNCHANGED = "__sluice_unchanged"
+"""Column of prepared changes with the names of the columns that the change does not contain."""
 
 START = "__START_AT"
 """Table column of SCD type 2: the sequence from which a row was valid (inclusive)."""
@@ -52,6 +62,7 @@ class ChangeSpec:
     apply_as_deletes: str | Column | None = None
     column_list: Sequence[str] | None = None
     except_column_list: Sequence[str] | None = None
+    unchanged_columns: Mapping[str, str | Column] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.keys, str) or not self.keys:
@@ -61,6 +72,8 @@ class ChangeSpec:
         for argument, names in (("keys", self.keys), ("column_list", self.column_list or ())):
             if len({name.lower() for name in names}) != len(names):
                 raise ValueError(f"{argument} names a column twice: {', '.join(names)}")
+        if not_keepable := [name for name in self.unchanged_columns if not _missing([name], self._ordering_columns())]:
+            raise ValueError(f"unchanged_columns: each change must contain {', '.join(not_keepable)}")
         if missing := _missing(self.keys, self._selected_columns(self.keys)):
             raise ValueError(
                 f"the table would lack the key columns {', '.join(missing)}: name them in column_list, and not in "
@@ -74,12 +87,21 @@ class ChangeSpec:
             ChangesError: The changes lack a column that the spec names.
 
         """
-        named_columns = [*self.keys, *(self.column_list or ()), *(self.except_column_list or ())]
+        named_columns = [
+            *self.keys,
+            *(self.column_list or ()),
+            *(self.except_column_list or ()),
+            *self.unchanged_columns,
+        ]
         if missing := _missing(named_columns, changes.columns):
             raise self.misfit(
                 f"the changes have no column {', '.join(missing)}; they have {', '.join(changes.columns)}"
             )
         return self._selected_columns(changes.columns)
+
+    def _ordering_columns(self) -> tuple[str, ...]:
+        """Return the keys and, if the sequence is a column, the name of this column."""
+        return (*self.keys, self.sequence_by.strip("`")) if isinstance(self.sequence_by, str) else tuple(self.keys)
 
     def _selected_columns(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the names that are in ``column_list`` and not in ``except_column_list``; case is ignored."""
@@ -120,13 +142,15 @@ class ChangeSpec:
     def prepare(self, changes: DataFrame) -> DataFrame:
         """Return the columns of the changes that the table gets, ``SEQ``, and ``DELETED`` (boolean, not null).
 
+        If the spec has ``unchanged_columns``, the result has the column ``UNCHANGED``, too.
+
         Raises:
             ChangesError: An expression cannot be resolved or has an unsupported type, or a column has a reserved name.
 
         """
         columns = self.columns(changes)
         for name in changes.columns:
-            if name.lower() in (SEQ, DELETED, SEQUENCE.lower()):
+            if name.lower() in (SEQ, DELETED, UNCHANGED, SEQUENCE.lower(), COLUMN_SEQUENCES.lower()):
                 raise self.misfit(f"the name of the column {name} is reserved: rename the column")
         is_delete = F.expr("false") if self.apply_as_deletes is None else _column(self.apply_as_deletes)
         try:
@@ -134,10 +158,13 @@ class ChangeSpec:
                 *(changes[quoted(name)] for name in columns),
                 _column(self.sequence_by).alias(SEQ),
                 is_delete.alias(DELETED),
+                *self._unchanged_names(columns),
             )
-            types = {field.name: field.dataType for field in prepared.schema}
+            types = {column.name: column.dataType for column in prepared.schema}
         except (*JVM_ERRORS, PySparkException) as error:
-            raise self.misfit(f"sequence_by or apply_as_deletes cannot be used: {error_reason(error)}") from error
+            raise self.misfit(
+                f"sequence_by, apply_as_deletes or unchanged_columns cannot be used: {error_reason(error)}"
+            ) from error
         if not isinstance(types[DELETED], BooleanType):
             raise self.misfit(f"apply_as_deletes must be a boolean expression, got {types[DELETED].simpleString()}")
         if isinstance(types[SEQ], MapType | VariantType):
@@ -145,6 +172,16 @@ class ChangeSpec:
         if (reason := text_sequence_error(self.sequence_by, types[SEQ])) is not None:
             raise self.misfit(reason)
         return prepared.withColumn(DELETED, F.coalesce(F.col(DELETED), F.expr("false")))
+
+    def _unchanged_names(self, columns: Sequence[str]) -> list[Column]:
+        """Return the column ``UNCHANGED`` for the columns that the table gets; an empty list if it is not needed."""
+        conditions = {
+            name: self.unchanged_columns[name] for name in self.unchanged_columns if not _missing([name], columns)
+        }
+        if not conditions:
+            return []
+        names = (F.when(_column(condition), F.lit(name.lower())) for name, condition in conditions.items())
+        return [F.array_compact(F.array(*names)).alias(UNCHANGED)]
 
 
 def text_sequence_error(sequence_by: str | Column, sequence_type: DataType) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
@@ -31,6 +31,11 @@ def qualified(alias: str, name: str) -> Column:
 def all_of(conditions: Iterable[Column]) -> Column:
     """Return the condition that all conditions hold."""
     return reduce(and_, conditions, F.expr("true"))
+
+
+def any_of(conditions: Iterable[Column]) -> Column:
+    """Return the condition that at least one condition holds."""
+    return reduce(or_, conditions, F.expr("false"))
 
 
 def match_on(names: Iterable[str], within: Column) -> Column:

@@ -14,7 +14,7 @@ from writer_jobs.merge.table_model import RowModel
 #: Names of the counters of a batch.
 COUNTERS = (
     "changes", "folded", "keys", "inserted", "updated", "deleted", "unchanged", "dead_letters", "skipped", "filtered",
-    "missing_files",
+    "missing_files", "incomplete",
 )  # fmt: skip
 _ACTIONS = ("Inserted", "Updated", "Deleted")
 
@@ -43,6 +43,8 @@ class ChangesResult:
         skipped: Number of messages that are about no row.
         filtered: Number of events of other source tables, or of other HBase tables.
         missing_files: Number of source files that were deleted before a stream read them, and are skipped.
+        incomplete: Number of written rows with a column that no change has contained, so its value is null; see
+            ``unchanged_columns`` of :func:`writer_jobs.apply_changes`.
         newest_at: Time of the newest change, in seconds since the epoch; None if the changes have no times.
 
     """
@@ -64,6 +66,7 @@ class ChangesResult:
     skipped: int = 0
     filtered: int = 0
     missing_files: int = 0
+    incomplete: int = 0
     newest_at: float | None = None
 
     @classmethod
@@ -85,6 +88,7 @@ class ChangesResult:
             updated=updated,
             deleted=deleted,
             unchanged=model.unchanged(batch, keys, inserted, inserted + updated + deleted),
+            incomplete=model.incomplete_count,
             newest_sequence=batch.newest,
             commit=commit,
             newest_at=moment_of(batch.newest),

@@ -51,6 +51,8 @@ class TableFeed:
         source_tables: Tables whose changes the table gets, such as ``db.schema.table``. A name without database and
             schema is replaced by the full name when events have it.
         source_columns: Columns that the changes have or once had. It grows with them, and is not compared.
+        column_sequences: Column of the table with the sequences of columns, since a change did not contain all columns.
+            Releases that cannot update this column refuse a property with this field.
 
     """
 
@@ -62,6 +64,7 @@ class TableFeed:
     event_time: str | None = None
     source_tables: tuple[str, ...] | None = None
     source_columns: tuple[str, ...] | None = None
+    column_sequences: str | None = None
 
     @classmethod
     def parsed(cls, text: str) -> Self:
@@ -148,6 +151,7 @@ class FeedBinding:
                 stored_feed,
                 source_tables=_full_names(stored_feed.source_tables, feed.source_tables),
                 source_columns=_all_columns(stored_feed.source_columns, feed.source_columns),
+                column_sequences=stored_feed.column_sequences or feed.column_sequences,
             )
             if feed == stored_feed:
                 return []

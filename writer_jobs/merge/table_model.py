@@ -24,6 +24,8 @@ class RowModel(ABC):
     group_columns: Sequence[str]
     #: Column whose largest value wins if changes of a group have the same sequence; None: they must be equal.
     tie_breaker: str | None = None
+    #: Number of rows of the last batch that lack a value; see ``ChangesResult.incomplete``.
+    incomplete_count: int = 0
 
     @abstractmethod
     def row(self, batch: ChangeBatch) -> StructType:

@@ -22,7 +22,7 @@ from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.type_differences import holds, mismatch, missing_fields, type_differences
 from writer_jobs.errors import SchemaMismatchError, TableError, WriteConflictError
 from writer_jobs.locking import locked_all
-from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
+from writer_jobs.merge.change_spec import DELETED, SEQ, UNCHANGED, ChangeSpec
 from writer_jobs.merge.evolution import alter_clauses, sql_type
 from writer_jobs.merge.side_table import partition_keys
 from writer_jobs.merge.table_feed import FeedBinding, TableFeed
@@ -70,7 +70,7 @@ class TableShape:
         if state is not None:
             self.binding.refuse_other(state)
             if not self.evolves:
-                columns = [field for field in prepared.schema if field.name not in (SEQ, DELETED)]
+                columns = [field for field in prepared.schema if field.name not in (SEQ, DELETED, UNCHANGED)]
                 refuse_mismatch(self.writer.table, state, StructType(columns))
         table_types = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
         table_columns = {name: name for name in self.spec.keys}

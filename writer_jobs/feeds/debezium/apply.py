@@ -57,8 +57,8 @@ def apply_events(
         source_tables: Tables whose events are applied, such as ``shop.public.orders`` or ``orders``. Events of other
             tables are filtered out and counted as ``filtered``. A name that matches several tables is refused. By
             default events of several tables are refused.
-        unavailable_value: The connector's ``unavailable.value.placeholder``. An event that has it instead of a value is
-            a dead letter.
+        unavailable_value: The connector's ``unavailable.value.placeholder``. An update that has it instead of a value
+            keeps the column's value; with SCD type 2, and where the value is not that of the row, it is a dead letter.
         flattened: Whether the transform ``ExtractNewRecordState`` has flattened the events; see
             :func:`writer_jobs.feeds.debezium.decode.decode`.
         max_dead_letters: Maximum number of dead letters of a batch; a batch with more is refused. None: no limit.
@@ -86,6 +86,7 @@ def apply_events(
             partition_by=partition_by,
             unavailable_value=unavailable_value,
             flattened=flattened,
+            keeps_unavailable=stored_as_scd_type == 1,
         )
     except FeedError as error:
         raise ChangesError(table=writer.table, reason=str(error)) from error

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, closing
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
@@ -23,12 +23,18 @@ from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
 from writer_jobs.delta.partition_values import partition_types, unstorable_row_reason
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import FeedError
-from writer_jobs.feeds.debezium.decoded_batch import DELETES, ORDER, POSITION, DecodedBatch
+from writer_jobs.feeds.debezium.decoded_batch import DELETES, ORDER, POSITION, UNAVAILABLE_COLUMNS, DecodedBatch
 from writer_jobs.feeds.debezium.envelopes import FILTERED, SKIPPED, parse_envelopes, resolve_source_tables
+from writer_jobs.feeds.debezium.flattened import OP_IS_MISSING
 from writer_jobs.feeds.debezium.positions import TIMES, has_position, position, source_struct
 from writer_jobs.feeds.debezium.row_columns import RowColumns, summarize_schemas
-from writer_jobs.feeds.debezium.undecodable import UNAVAILABLE, undecodable_reason, unnamed_fields_reason
-from writer_jobs.feeds.message_values import variant_path
+from writer_jobs.feeds.debezium.undecodable import (
+    UNAVAILABLE,
+    unavailable_columns,
+    undecodable_reason,
+    unnamed_fields_reason,
+)
+from writer_jobs.feeds.message_values import member, variant_path
 from writer_jobs.merge.change_spec import text_sequence_error
 from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.merge.table_feed import recorded_columns
@@ -46,6 +52,7 @@ def decode(
     partition_by: Sequence[str] = (),
     unavailable_value: str = UNAVAILABLE,
     flattened: bool = False,
+    keeps_unavailable: bool = True,
 ) -> DecodedBatch:
     """Decode a batch of Debezium's messages.
 
@@ -66,9 +73,10 @@ def decode(
       Messages of one batch may have different schemas: the batch has the columns of all schemas, and types that hold
       the values of all. Types without a common type are refused, because then the source has changed, and no single
       message is wrong.
-    - A message that has a placeholder for a value that Debezium did not receive (PostgreSQL's TOAST, Oracle's LOBs)
-      becomes a dead letter: the placeholder must not replace the stored value, and a row can be written only as a
-      whole.
+    - An update that has a placeholder for a value that Debezium did not receive (PostgreSQL's TOAST, Oracle's LOBs)
+      keeps the column's value. It becomes a dead letter if the column is a key, is in ``sequence_by``, or belongs to a
+      row whose key changes. A message that inserts a row with a placeholder becomes a dead letter: it has the
+      value of a row with another key.
 
     The messages are read once, and each message is parsed once.
 
@@ -89,6 +97,7 @@ def decode(
             else the row is written. ``__deleted`` marks a delete. The position needs the fields of ``source`` in
             ``__source_…`` or ``__…``, or ``sequence_by``. A tombstone is a dead letter: it may be the only trace of a
             delete, and has no position.
+        keeps_unavailable: If false, each message with a placeholder becomes a dead letter.
 
     Raises:
         FeedError: The events are of several tables, truncate the table, have no keys or keys with different columns,
@@ -99,7 +108,7 @@ def decode(
         parsed_messages = parse_envelopes(messages, source_tables, flattened=flattened)
         with closing(MaterializedRows(parsed_messages)) as envelopes:
             batch = _Batch(envelopes.rows, table, keys, sequence_by, source_tables, partition_by, flattened=flattened)
-            materialized = MaterializedRows(batch.rows(unavailable_value))
+            materialized = MaterializedRows(batch.rows(unavailable_value, keeps_unavailable=keeps_unavailable))
             with ExitStack() as on_failure:
                 on_failure.callback(materialized.close)
                 result = batch.result(materialized)
@@ -147,7 +156,7 @@ class _Batch:
             column.name: column.dataType for column in table_columns if column.name.lower() in dropped_names
         }
 
-    def rows(self, unavailable: str) -> DataFrame:
+    def rows(self, unavailable: str, *, keeps_unavailable: bool) -> DataFrame:
         """Return each message with its row, or with the reason why it has no row."""
         columns = self._columns
         messages = self._envelopes.where(~F.col("kind").isin(SKIPPED, FILTERED)).select(
@@ -160,21 +169,30 @@ class _Batch:
             F.try_variant_get("payload", variant_path("source", "ts_ms"), "bigint").alias("source_ms"),
             _struct([columns.text(name).alias(name) for name in columns.types]).alias("texts"),
             self._key_before().alias("key_before"),
+            self._is_known_update().alias("is_known_update"),
         )
         texts = {name: F.col("texts").getField(name) for name in columns.types}
+        messages = messages.withColumn(UNAVAILABLE_COLUMNS, unavailable_columns(texts, unavailable))
+        texts = {name: F.when(~F.array_contains(UNAVAILABLE_COLUMNS, name), text) for name, text in texts.items()}
         row = _struct([columns.decode(name, text).alias(name) for name, text in texts.items()])
         messages = messages.withColumn("row", row)
         reason = F.coalesce(
             F.col("reason"),
-            undecodable_reason(columns, texts, messages.schema[ORDER].dataType, unavailable),
+            undecodable_reason(
+                columns,
+                texts,
+                messages.schema[ORDER].dataType,
+                self._needed_columns(keeps_unavailable=keeps_unavailable),
+            ),
             unstorable_row_reason(columns.schema, self._partitions, "row."),
         )
-        messages = messages.withColumn("reason", reason).drop("texts", "group")
+        messages = messages.withColumn("reason", reason).drop("texts", "group", "is_known_update")
         is_dead = F.col("reason").isNotNull()
         return messages.select(
             *(F.when(is_dead, F.col(name)).alias(name) for name in ("key", "value", "origin")),
             *("reason", "source_ms", ORDER, "row"),
             (F.col("op") == "d").alias(DELETES),
+            UNAVAILABLE_COLUMNS,
             self._replaced_key().alias("replaced_key"),
         )
 
@@ -188,10 +206,13 @@ class _Batch:
             F.count_if(is_decoded & F.col("replaced_key").isNotNull()).alias("replaced"),
             F.mode("reason").alias("reason"),
             F.max(F.when(is_decoded, F.col("source_ms"))).alias("newest"),
+            F.array_sort(
+                F.array_distinct(F.flatten(F.collect_set(F.when(is_decoded, F.col(UNAVAILABLE_COLUMNS)))))
+            ).alias("unavailable"),
         ).collect()[0]
         values = [F.col("row").getField(name).alias(name) for name in columns.types]
         dropped_columns = [F.lit(None).cast(data_type).alias(name) for name, data_type in self._dropped_columns.items()]
-        changes = rows.where(is_decoded).select(*values, *dropped_columns, ORDER, DELETES)
+        changes = rows.where(is_decoded).select(*values, *dropped_columns, ORDER, DELETES, UNAVAILABLE_COLUMNS)
         if totals["replaced"]:
             deleted_keys = [
                 (F.col("replaced_key").getField(name) if name in columns.keys else F.lit(None).cast(data_type)).alias(
@@ -201,7 +222,9 @@ class _Batch:
             ]
             replaced_rows = rows.where(is_decoded & F.col("replaced_key").isNotNull())
             changes = changes.union(
-                replaced_rows.select(*deleted_keys, *dropped_columns, ORDER, F.expr("true").alias(DELETES))
+                replaced_rows.select(
+                    *deleted_keys, *dropped_columns, ORDER, F.expr("true").alias(DELETES), UNAVAILABLE_COLUMNS
+                )
             )
         newest = totals["newest"]
         return DecodedBatch(
@@ -215,6 +238,7 @@ class _Batch:
             filtered_count=self._filtered_count,
             source_tables=self._source_tables,
             columns=tuple(columns.types),
+            unavailable_columns=tuple(totals["unavailable"]),
             skipped_count=self._skipped_count,
             newest_source_time=None if newest is None else newest / 1000,
             order=self._sequence_by or POSITION,
@@ -261,6 +285,35 @@ class _Batch:
         is_storable = unstorable_row_reason(self._columns.schema, partitions, "key_before.").isNull()
         return F.when(reduce(or_, key_differences) & is_storable, F.col("key_before"))
 
+    def _needed_columns(self, *, keeps_unavailable: bool) -> Column:
+        """Return the names of the columns that a change has to contain, as an array.
+
+        Only an update that keeps the row's key can keep the value of another column. The value belongs to the row
+        with the key before, and a change event does not name this key if the connector writes a delete and an insert.
+        """
+        all_columns = F.array(*map(F.lit, self._columns.types)).cast("array<string>")
+        if not keeps_unavailable:
+            return all_columns
+        ordering_columns = {name.lower() for name in self._fields_in_order()}
+        names = [name for name in self._columns.types if name in self._columns.keys or name.lower() in ordering_columns]
+        return F.when(
+            F.col("is_known_update") & self._replaced_key().isNull(), F.array(*map(F.lit, names)).cast("array<string>")
+        ).otherwise(all_columns)
+
+    def _is_known_update(self) -> Column:
+        """Return whether a message is an update whose key before is known, by ``before`` or by the message's key."""
+        is_update = (F.col("op") == "u") & ~F.coalesce(
+            F.try_variant_get("payload", variant_path(OP_IS_MISSING), "boolean"), F.expr("false")
+        )
+        if not self._keys_can_change:
+            return is_update
+        is_message_key = reduce(and_, (member(F.col("key_payload"), name).isNotNull() for name in self._columns.keys))
+        return is_update & (self._key_before().isNotNull() | is_message_key)
+
+    def _fields_in_order(self) -> set[str]:
+        """Return the columns of the row that ``sequence_by`` names."""
+        return set(re.findall(r"\brow\.`?(\w+)", self._sequence_by or ""))
+
     def _row_after(self, names: Collection[str]) -> Column:
         """Return columns of the row after a change. They are null in a delete, and if the batch does not have them."""
         columns = {name.lower(): name for name in self._columns.types}
@@ -280,10 +333,9 @@ class _Batch:
         if self._sequence_by is None:
             return messages.withColumn(ORDER, position(self._connectors))
         payload, extra_fields = F.col("payload"), re.findall(r"\bsource\.(\w+)", self._sequence_by)
-        row_fields = set(re.findall(r"\brow\.`?(\w+)", self._sequence_by))
         envelope = {
             "source": source_struct(payload, extra_fields),
-            "row": self._row_after(row_fields),
+            "row": self._row_after(self._fields_in_order()),
             **{name: F.try_variant_get(payload, variant_path(name), "bigint") for name in TIMES},
             "transaction": F.try_variant_get(payload, variant_path("transaction"), _TRANSACTION),
         }

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.merge.materialized import MaterializedRows
 
@@ -13,6 +14,8 @@ from writer_jobs.merge.materialized import MaterializedRows
 ORDER = "__sluice_order"
 #: Column that is true for a delete.
 DELETES = "__sluice_deletes"
+#: Column with the names of the columns whose value the connector did not receive.
+UNAVAILABLE_COLUMNS = "__sluice_unavailable_columns"
 #: Name of the default order of the changes.
 POSITION = "position in the source database's log"
 
@@ -22,7 +25,7 @@ class DecodedBatch:
     """The changes and the dead letters of a batch. Its data frames are materialized until :meth:`close`.
 
     Attributes:
-        changes: The columns of the source rows, plus :data:`ORDER` and :data:`DELETES`.
+        changes: The columns of the source rows, plus :data:`ORDER`, :data:`DELETES` and :data:`UNAVAILABLE_COLUMNS`.
         keys: Columns that together identify a row; may be empty if there are no changes.
         count: Number of changes; 0 if there is nothing to apply.
         event_count: Number of decoded events. An update that changes a key is one event and two changes.
@@ -32,6 +35,7 @@ class DecodedBatch:
         filtered_count: Number of events of other source tables.
         source_tables: See :func:`~writer_jobs.feeds.debezium.envelopes.resolve_source_tables`.
         columns: Columns that the messages have.
+        unavailable_columns: Columns whose value the connector did not receive in some changes.
         skipped_count: Number of messages that change no row: tombstones, heartbeats, logical decoding messages (``m``),
             markers of transactions, changes of the schema.
         newest_source_time: Latest ``source.ts_ms`` of the changes, in seconds since the epoch; None without one.
@@ -50,6 +54,7 @@ class DecodedBatch:
     filtered_count: int
     source_tables: tuple[str, ...] | None
     columns: tuple[str, ...]
+    unavailable_columns: tuple[str, ...]
     skipped_count: int
     newest_source_time: float | None
     order: str
@@ -65,7 +70,10 @@ class DecodedBatch:
             "source_tables": self.source_tables,
             "source_columns": self.columns,
             "apply_as_deletes": DELETES,
-            "except_column_list": (ORDER, DELETES),
+            "except_column_list": (ORDER, DELETES, UNAVAILABLE_COLUMNS),
+            "unchanged_columns": {
+                name: F.array_contains(UNAVAILABLE_COLUMNS, name) for name in self.unavailable_columns
+            },
         }
 
     def close(self) -> None:

@@ -14,6 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from writer_jobs.feeds.debezium.positions import FIELDS, TIMES
 from writer_jobs.feeds.message_values import is_object, member, object_fields, variant_path
 
+#: Field of the result of :func:`nested` that is true if the transform did not write the operation.
+OP_IS_MISSING = "op_is_missing"
 _DELETED, _OP = "__deleted", "__op"
 _TRANSACTION = ("id", "total_order", "data_collection_order")
 _PREFIXES = ("__source_", "__transaction_")
@@ -68,6 +70,7 @@ def nested(envelopes: DataFrame) -> DataFrame:
             for name, fields in (("source", source), ("transaction", transaction))
         ),
         *(member(payload, f"__{name}").alias(name) for name in TIMES),
+        _text(payload, _OP).isNull().alias(OP_IS_MISSING),
     )
     is_row = is_object(payload) & ~F.col("is_unflattened")
     row_schema = F.concat(

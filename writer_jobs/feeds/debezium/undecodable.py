@@ -14,7 +14,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructType
 
-from writer_jobs.feeds.debezium.decoded_batch import ORDER
+from writer_jobs.feeds.debezium.decoded_batch import ORDER, UNAVAILABLE_COLUMNS
 from writer_jobs.feeds.debezium.row_columns import RowColumns, SchemaGroup
 from writer_jobs.feeds.message_values import variant_path
 
@@ -38,27 +38,46 @@ def unnamed_fields_reason(groups: Iterable[SchemaGroup]) -> Column:
     return reason
 
 
+def unavailable_columns(texts: Mapping[str, Column], unavailable: str) -> Column:
+    """Return the names of the columns whose value the connector did not receive, as an array; empty for a delete.
+
+    ``texts`` are the columns' texts in the message, by name; ``unavailable`` is the connector's
+    ``unavailable.value.placeholder``.
+    """
+    placeholders = F.array(*map(F.lit, _placeholders(unavailable)))
+    is_write = F.col("op") != "d"
+    names = [F.when(is_write & F.array_contains(placeholders, text), F.lit(name)) for name, text in texts.items()]
+    return F.array_compact(F.array(*names)).cast("array<string>")
+
+
 def undecodable_reason(
-    columns: RowColumns, texts: Mapping[str, Column], order_type: DataType, unavailable: str
+    columns: RowColumns, texts: Mapping[str, Column], order_type: DataType, needed_columns: Column
 ) -> Column:
     """Return the first reason why a row cannot be applied; null if it can.
 
-    ``texts`` are the columns' texts in the message, by name; ``order_type`` is the type of the column :data:`ORDER`,
-    and ``unavailable`` the connector's ``unavailable.value.placeholder``.
+    ``texts`` are the columns' texts in the message, by name, and null for the columns in the column
+    :data:`UNAVAILABLE_COLUMNS`; ``order_type`` is the type of the column :data:`ORDER`; ``needed_columns`` are the
+    names of columns without which the change cannot be applied.
     """
-    row, is_write = F.col("row"), F.col("op") != "d"
-    placeholders = F.array(*map(F.lit, _placeholders(unavailable)))
+    row = F.col("row")
     invalid_groups = [number for number, group in enumerate(columns.groups) if group.is_invalid]
     reason = F.when(F.col("group").isin(*invalid_groups), "its schema is not a Kafka Connect schema of a change event")
     for name in columns.keys:
         has_key = texts[name].isNotNull() if name in texts else F.expr("false")
         reason = reason.when(~has_key, f"the key column {name} is missing")
+    missing_columns = F.array_intersect(UNAVAILABLE_COLUMNS, needed_columns)
+    reason = reason.when(
+        F.size(missing_columns) > 0,
+        F.concat(
+            F.lit("the connector did not receive the value of column "),
+            F.array_join(missing_columns, ", "),
+            F.lit(
+                " (unavailable.value.placeholder), and the table's value cannot be kept in this change; for PostgreSQL "
+                "set REPLICA IDENTITY FULL"
+            ),
+        ),
+    )
     for name, text in texts.items():
-        reason = reason.when(
-            is_write & F.array_contains(placeholders, text),
-            f"the connector did not receive the value of column {name} (unavailable.value.placeholder); for PostgreSQL "
-            "set REPLICA IDENTITY FULL",
-        )
         is_misfit = text.isNotNull() & row.getField(name).isNull()
         data_type = columns.types[name].simpleString()
         reason = reason.when(is_misfit, f"the value of the column {name} does not fit {data_type}")

@@ -1,0 +1,234 @@
+"""Values that the connector did not receive, such as PostgreSQL's unchanged TOAST values, keep the table's values."""
+
+from __future__ import annotations
+
+import base64
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from lock_manager import ZookeeperLockManager
+from tests.integration.test_debezium import (
+    INT,
+    PLACEHOLDER,
+    TEXT,
+    Json,
+    Message,
+    envelope_schema,
+    event,
+    frame,
+    message,
+    reasons,
+    struct,
+    with_schema,
+)
+from tests.integration.test_debezium_flat import flat
+from tests.support.deliveries import HISTORIES, shuffled_batches
+from writer_jobs import ChangesError, LockedDeltaWriter, apply_changes
+from writer_jobs.feeds.debezium.apply import apply_events
+from writer_jobs.feeds.debezium.decode import decode
+from writer_jobs.merge.result import ChangesResult
+
+pytestmark = pytest.mark.spark
+
+BLOB = {"type": "bytes", "optional": True}
+NUMBERS = {"type": "array", "optional": True, "items": {"type": "int32"}}
+SCHEMA = envelope_schema(struct(id=INT, name=TEXT, note=TEXT, blob=BLOB, numbers=NUMBERS))
+#: Columns that PostgreSQL may store out of line, with the placeholder of their type.
+PLACEHOLDERS: dict[str, Any] = {
+    "note": PLACEHOLDER,
+    "blob": base64.b64encode(PLACEHOLDER.encode()).decode(),
+    "numbers": list(PLACEHOLDER.encode()),
+}
+
+
+class Target:
+    """A table that events are applied to."""
+
+    def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, location: Path) -> None:
+        self.spark, self.location = spark, str(location)
+        self.writer = LockedDeltaWriter(spark, manager, self.location)
+
+    def apply(self, *messages: Message, **options: Any) -> ChangesResult:
+        return apply_events(self.writer, frame(self.spark, messages), **options)
+
+    def rows(self) -> dict[int, Json]:
+        rows = self.spark.read.format("delta").load(self.location).drop("__SEQUENCE", "__COLUMN_SEQUENCES").collect()
+        return {row["id"]: row.asDict(recursive=True) for row in rows}
+
+    def sequences(self) -> dict[int, Any]:
+        rows = self.spark.read.format("delta").load(self.location).collect()
+        return {row["id"]: row["__COLUMN_SEQUENCES"] and set(row["__COLUMN_SEQUENCES"]) for row in rows}
+
+
+@pytest.fixture
+def target(spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path) -> Target:
+    return Target(spark, manager, tmp_path / "table")
+
+
+def change(lsn: int, op: str, **row: Any) -> Message:
+    """Return an event about the row 1 without a schema."""
+    images = {"before": {"id": 1}} if op == "d" else {"after": {"id": 1, **row}}
+    return message({"id": 1}, event(op, lsn, **images), f"t/0/{lsn}")
+
+
+def test_an_unavailable_value_keeps_the_value_of_the_table(target: Target) -> None:
+    target.apply(change(1, "c", name="a", note="long"))
+    result = target.apply(change(2, "u", name="b", note=PLACEHOLDER))
+    assert (result.updated, result.dead_letters, result.incomplete) == (1, 0, 0)
+    assert target.rows() == {1: {"id": 1, "name": "b", "note": "long"}}
+    assert target.sequences() == {1: {"note"}}
+    assert target.apply(change(2, "u", name="b", note=PLACEHOLDER)).unchanged == 1
+    target.apply(change(3, "u", name="c", note="new"))
+    assert (target.rows()[1]["note"], target.sequences()) == ("new", {1: None})
+
+
+def test_a_late_value_fills_the_newer_row(target: Target) -> None:
+    target.apply(change(1, "c", name="a", note="first"))
+    target.apply(change(9, "u", name="z", note=PLACEHOLDER))
+    target.apply(change(5, "u", name="m", note="late"))
+    assert target.rows() == {1: {"id": 1, "name": "z", "note": "late"}}
+    # An older value does not replace it, and an update without the value neither.
+    target.apply(change(3, "u", name="n", note="older"), change(7, "u", name="o", note=PLACEHOLDER))
+    assert target.rows() == {1: {"id": 1, "name": "z", "note": "late"}}
+
+
+def test_negative_control_without_sequences_a_late_value_is_lost(spark: SparkSession, target: Target) -> None:
+    target.apply(change(1, "c", name="a", note="first"))
+    target.apply(change(9, "u", name="z", note=PLACEHOLDER))
+    target.writer.update({"__COLUMN_SEQUENCES": "NULL"})
+    target.apply(change(5, "u", name="m", note="late"))
+    assert target.rows() == {1: {"id": 1, "name": "z", "note": "first"}}
+
+
+def test_a_value_from_before_a_delete_is_not_kept(target: Target) -> None:
+    target.apply(change(1, "c", name="a", note="first"))
+    result = target.apply(change(4, "u", name="d", note=PLACEHOLDER), change(2, "d"))
+    assert target.rows() == {1: {"id": 1, "name": "d", "note": None}}
+    target.apply(change(3, "c", name="c", note="second"))
+    assert target.rows() == {1: {"id": 1, "name": "d", "note": "second"}}
+    target.apply(change(5, "d"))
+    assert target.rows() == {}
+    result = target.apply(change(3, "c", name="c", note="second"), change(8, "u", name="h", note=PLACEHOLDER))
+    assert (target.rows(), result.incomplete) == ({1: {"id": 1, "name": "h", "note": None}}, 1)
+    target.apply(change(7, "c", name="g", note="third"))
+    assert target.rows() == {1: {"id": 1, "name": "h", "note": "third"}}
+
+
+def test_a_value_that_no_event_has_is_counted(target: Target) -> None:
+    result = target.apply(change(2, "u", name="b", note=PLACEHOLDER))
+    assert (target.rows(), result.incomplete) == ({1: {"id": 1, "name": "b", "note": None}}, 1)
+
+
+def test_two_values_of_one_sequence_are_refused(target: Target) -> None:
+    rivals = [change(1, "u", name="a", note=note) for note in ("x", "y")]
+    with pytest.raises(ChangesError, match="different changes of a key have the same sequence"):
+        target.apply(*rivals, change(2, "u", name="b", note=PLACEHOLDER))
+    target.apply(rivals[0], change(2, "u", name="b", note=PLACEHOLDER))
+    with pytest.raises(ChangesError, match=r"has the sequence of the table's row and differs from it: id=1"):
+        target.apply(rivals[1])
+
+
+def test_an_update_that_may_be_of_another_row_is_a_dead_letter(spark: SparkSession) -> None:
+    kept = {"id": 1, "code": "a", "note": PLACEHOLDER}
+    after_and_before: dict[str, tuple[Any, Any, Any]] = {
+        "same key": (kept, {"code": "a"}, {"id": 1}),
+        "key of the message": (kept, None, {"code": "a"}),
+        "other key": (kept, {"code": "b"}, {"id": 1}),
+        "unknown key": (kept, None, {"id": 1}),
+    }
+    messages = [
+        message(key, event("u", number, after=after, before=before), name)
+        for number, (name, (after, before, key)) in enumerate(after_and_before.items(), 1)
+    ]
+    with decode(frame(spark, messages), table=None, keys=["code"]) as batch:
+        assert set(reasons(batch)) == {"other key", "unknown key"}
+    update = message({"id": 1}, event("u", 1, after={"id": 1, "note": PLACEHOLDER}))
+    with decode(frame(spark, [update]), table=None, sequence_by="struct(source.lsn, row.note)") as batch:
+        assert batch.dead_count == 1
+    with decode(frame(spark, [update]), table=None, keeps_unavailable=False) as batch:
+        assert batch.dead_count == 1
+    # Without __op an update looks like an insert.
+    flat_update = flat(1, {"id": 1, "note": PLACEHOLDER})
+    for value, dead_count in ((flat_update, 0), ({**flat_update, "__op": "c"}, 1), ({**flat_update, "__op": None}, 1)):
+        with decode(frame(spark, [message({"id": 1}, value)]), table=None, flattened=True) as batch:
+            assert batch.dead_count == dead_count
+
+
+def test_a_history_makes_unavailable_values_dead_letters(target: Target) -> None:
+    messages = [change(1, "c", note="a"), change(2, "u", note=PLACEHOLDER)]
+    assert target.apply(*messages, stored_as_scd_type=2).dead_letters == 1
+
+
+def test_changes_may_lack_columns(spark: SparkSession, target: Target) -> None:
+    columns = "id int, seq int, note string, has_note boolean"
+    changes = spark.createDataFrame([(1, 1, "a", True), (1, 2, None, False)], columns)
+    options: Any = {"keys": ["id"], "sequence_by": "seq", "except_column_list": ["has_note"]}
+    with pytest.raises(ValueError, match="each change must contain id"):
+        apply_changes(target.writer, changes, **options, unchanged_columns={"id": "true"})
+    with pytest.raises(ChangesError, match="the changes have no column other"):
+        apply_changes(target.writer, changes, **options, unchanged_columns={"other": "true"})
+    apply_changes(target.writer, changes, **options, unchanged_columns={"NOTE": "NOT has_note"})
+    assert target.rows() == {1: {"id": 1, "seq": 2, "note": "a"}}
+
+
+def test_an_earlier_release_refuses_a_table_with_kept_values(target: Target) -> None:
+    target.apply(change(1, "c", note="a"), change(2, "u", note=PLACEHOLDER))
+    assert '"column_sequences": "__COLUMN_SEQUENCES"' in (target.writer.log.state().feed or "")
+
+
+def toast_history(number: int) -> tuple[list[dict[int, Json]], list[Message]]:
+    """Return a source table after each change, and its topic. Updates have only the large values that they change."""
+    chance = random.Random(number)
+    tables: list[dict[int, Json]] = [{}]
+    topic: list[Message] = []
+    for lsn in range(1, number + 1):
+        key, table = chance.randint(1, 25), dict(tables[-1])
+        previous = table.pop(key, None)
+        if previous is not None and chance.random() < 0.2:
+            value = event("d", lsn, before={"id": key, "note": PLACEHOLDER})
+        else:
+            row: Json = {"id": key, "name": chance.choice([None, "x", str(lsn)])}
+            new_values = {
+                "note": chance.choice([None, "", f"note {lsn}"]),
+                "blob": chance.choice([None, base64.b64encode(str(lsn).encode()).decode()]),
+                "numbers": chance.choice([None, [], [lsn, None]]),
+            }
+            unchanged = {name for name in new_values if previous is not None and chance.random() < 0.6}
+            kept_values = {name: previous[name] for name in unchanged} if previous is not None else {}
+            table[key] = row | new_values | kept_values
+            sent_values = new_values | {name: PLACEHOLDERS[name] for name in unchanged}
+            value = event("c" if previous is None else "u", lsn, after=row | sent_values)
+        tables.append(table)
+        topic.append(message({"id": key}, with_schema(value, SCHEMA if key % 2 else None), f"t/0/{lsn}"))
+    return tables, topic
+
+
+def decoded(rows: dict[int, Json]) -> dict[int, Json]:
+    return {key: {**row, "blob": row["blob"] and base64.b64decode(row["blob"])} for key, row in rows.items()}
+
+
+@pytest.fixture
+def empty_target(target: Target) -> Target:
+    columns = "id int, name string, note string, blob binary, numbers array<int>"
+    target.writer.append(target.spark.createDataFrame([], columns))
+    return target
+
+
+@HISTORIES
+def test_kept_values_in_any_order_give_the_source_table(empty_target: Target, number: int) -> None:
+    tables, topic = toast_history(number)
+    for batch in shuffled_batches(number, topic, 5):
+        assert empty_target.apply(*batch).dead_letters == 0
+    assert empty_target.rows() == decoded(tables[-1])
+    assert not [key for key, names in empty_target.sequences().items() if names and names - PLACEHOLDERS.keys()]
+
+
+def test_kept_values_are_right_after_each_batch_in_order(empty_target: Target) -> None:
+    tables, topic = toast_history(160)
+    for end in range(40, len(tables), 40):
+        result = empty_target.apply(*topic[end - 40 : end])
+        assert (empty_target.rows(), result.incomplete) == (decoded(tables[end]), 0)
