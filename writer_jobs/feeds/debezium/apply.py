@@ -14,6 +14,7 @@ from writer_jobs.commit.options import WriteOptions, options_of_next_write
 from writer_jobs.errors import ChangesError, FeedError
 from writer_jobs.feeds.dead_letters import DeadLetterLimit, write_dead_letters
 from writer_jobs.feeds.debezium.decode import decode
+from writer_jobs.feeds.debezium.infinity import Infinity
 from writer_jobs.feeds.debezium.undecodable import UNAVAILABLE
 from writer_jobs.merge.apply import RETENTION, apply_changes
 from writer_jobs.merge.result import ChangesResult
@@ -29,6 +30,7 @@ def apply_events(
     source_tables: Collection[str] = (),
     unavailable_value: str = UNAVAILABLE,
     flattened: bool = False,
+    infinity: Infinity = "dead-letter",
     max_dead_letters: DeadLetterLimit | None = None,
     stored_as_scd_type: int = 1,
     partition_by: Sequence[str] = (),
@@ -61,6 +63,9 @@ def apply_events(
             keeps the column's value; with SCD type 2, and where the value is not that of the row, it is a dead letter.
         flattened: Whether the transform ``ExtractNewRecordState`` has flattened the events; see
             :func:`writer_jobs.feeds.debezium.decode.decode`.
+        infinity: What PostgreSQL's ``infinity`` in a date or a time becomes: ``dead-letter``; ``largest``, the largest
+            time of the year 9999, and for ``-infinity`` the smallest of the year 1; or ``null``, except inside nested
+            values, where it makes the message a dead letter.
         max_dead_letters: Maximum number of dead letters of a batch; a batch with more is refused. None: no limit.
         stored_as_scd_type: 1 to store the newest row of each key, 2 to store all rows of each key.
         partition_by: Partition columns of a new table.
@@ -86,6 +91,7 @@ def apply_events(
             partition_by=partition_by,
             unavailable_value=unavailable_value,
             flattened=flattened,
+            infinity=infinity,
             keeps_unavailable=stored_as_scd_type == 1,
         )
     except FeedError as error:

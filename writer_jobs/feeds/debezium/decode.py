@@ -26,6 +26,7 @@ from writer_jobs.errors import FeedError
 from writer_jobs.feeds.debezium.decoded_batch import DELETES, ORDER, POSITION, UNAVAILABLE_COLUMNS, DecodedBatch
 from writer_jobs.feeds.debezium.envelopes import FILTERED, SKIPPED, parse_envelopes, resolve_source_tables
 from writer_jobs.feeds.debezium.flattened import OP_IS_MISSING
+from writer_jobs.feeds.debezium.infinity import Infinity
 from writer_jobs.feeds.debezium.positions import TIMES, has_position, position, source_struct
 from writer_jobs.feeds.debezium.row_columns import RowColumns, summarize_schemas
 from writer_jobs.feeds.debezium.undecodable import (
@@ -53,6 +54,7 @@ def decode(
     unavailable_value: str = UNAVAILABLE,
     flattened: bool = False,
     keeps_unavailable: bool = True,
+    infinity: Infinity = "dead-letter",
 ) -> DecodedBatch:
     """Decode a batch of Debezium's messages.
 
@@ -98,6 +100,7 @@ def decode(
             ``__source_…`` or ``__…``, or ``sequence_by``. A tombstone is a dead letter: it may be the only trace of a
             delete, and has no position.
         keeps_unavailable: If false, each message with a placeholder becomes a dead letter.
+        infinity: See :func:`writer_jobs.apply_events`.
 
     Raises:
         FeedError: The events are of several tables, truncate the table, have no keys or keys with different columns,
@@ -107,7 +110,9 @@ def decode(
     try:
         parsed_messages = parse_envelopes(messages, source_tables, flattened=flattened)
         with closing(MaterializedRows(parsed_messages)) as envelopes:
-            batch = _Batch(envelopes.rows, table, keys, sequence_by, source_tables, partition_by, flattened=flattened)
+            batch = _Batch(
+                envelopes.rows, table, keys, sequence_by, source_tables, partition_by, infinity, flattened=flattened
+            )
             materialized = MaterializedRows(batch.rows(unavailable_value, keeps_unavailable=keeps_unavailable))
             with ExitStack() as on_failure:
                 on_failure.callback(materialized.close)
@@ -129,6 +134,7 @@ class _Batch:
         sequence_by: str | None,
         source_tables: Collection[str],
         partition_by: Sequence[str],
+        infinity: Infinity,
         *,
         flattened: bool,
     ) -> None:
@@ -145,7 +151,7 @@ class _Batch:
         )
         self._refuse_truncate(summaries)
         self._refuse_unknown_order()
-        self._columns = RowColumns(summaries, table, keys)
+        self._columns = RowColumns(summaries, table, keys, infinity)
         # Debezium writes a changed message key as a delete and an insert. The caller's keys can change in an update.
         self._keys_can_change = bool(keys) and all(name in self._columns.types for name in self._columns.keys)
         self._partitions = partition_types(table, partition_by, self._columns.schema)
@@ -212,7 +218,8 @@ class _Batch:
         ).collect()[0]
         values = [F.col("row").getField(name).alias(name) for name in columns.types]
         dropped_columns = [F.lit(None).cast(data_type).alias(name) for name, data_type in self._dropped_columns.items()]
-        changes = rows.where(is_decoded).select(*values, *dropped_columns, ORDER, DELETES, UNAVAILABLE_COLUMNS)
+        unavailable_names = [UNAVAILABLE_COLUMNS] if totals["unavailable"] else []
+        changes = rows.where(is_decoded).select(*values, *dropped_columns, ORDER, DELETES, *unavailable_names)
         if totals["replaced"]:
             deleted_keys = [
                 (F.col("replaced_key").getField(name) if name in columns.keys else F.lit(None).cast(data_type)).alias(
@@ -223,7 +230,7 @@ class _Batch:
             replaced_rows = rows.where(is_decoded & F.col("replaced_key").isNotNull())
             changes = changes.union(
                 replaced_rows.select(
-                    *deleted_keys, *dropped_columns, ORDER, F.expr("true").alias(DELETES), UNAVAILABLE_COLUMNS
+                    *deleted_keys, *dropped_columns, ORDER, F.expr("true").alias(DELETES), *unavailable_names
                 )
             )
         newest = totals["newest"]

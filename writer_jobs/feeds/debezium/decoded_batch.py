@@ -25,7 +25,8 @@ class DecodedBatch:
     """The changes and the dead letters of a batch. Its data frames are materialized until :meth:`close`.
 
     Attributes:
-        changes: The columns of the source rows, plus :data:`ORDER`, :data:`DELETES` and :data:`UNAVAILABLE_COLUMNS`.
+        changes: The columns of the source rows, plus :data:`ORDER`, :data:`DELETES` and, if a change lacks a value,
+            :data:`UNAVAILABLE_COLUMNS`.
         keys: Columns that together identify a row; may be empty if there are no changes.
         count: Number of changes; 0 if there is nothing to apply.
         event_count: Number of decoded events. An update that changes a key is one event and two changes.
@@ -70,7 +71,7 @@ class DecodedBatch:
             "source_tables": self.source_tables,
             "source_columns": self.columns,
             "apply_as_deletes": DELETES,
-            "except_column_list": (ORDER, DELETES, UNAVAILABLE_COLUMNS),
+            "except_column_list": (ORDER, DELETES, *([UNAVAILABLE_COLUMNS] if self.unavailable_columns else [])),
             "unchanged_columns": {
                 name: F.array_contains(UNAVAILABLE_COLUMNS, name) for name in self.unavailable_columns
             },

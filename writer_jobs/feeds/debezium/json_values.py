@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql import types as T  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, exact_cast, has_exact_cast
+from writer_jobs.feeds.debezium.infinity import Infinity, infinity_sign, largest_value
 from writer_jobs.feeds.message_values import (
     compute_once,
     is_object,
@@ -41,6 +42,7 @@ class Decoder:
         scale: The scale of an unscaled decimal.
         parts: Decoders of nested fields by their names in JSON, in the order of the type's fields; or the decoder of
             an array's elements or a map's values.
+        infinity: What an infinite date or time becomes: the largest value, or else null.
 
     """
 
@@ -48,10 +50,28 @@ class Decoder:
     encoding: str = "plain"
     scale: int = 0
     parts: tuple[tuple[str, Decoder], ...] = ()
+    infinity: Infinity = "dead-letter"
 
     def decode(self, value: Column) -> Column:
         """Decode a parsed value; null if the value is missing or does not fit the type."""
-        return _DECODERS[self.encoding](self, value)
+        finite_value = _DECODERS[self.encoding](self, value)
+        if (sign := self._infinity_sign(value)) is None:
+            return finite_value
+        infinite_value = largest_value(sign, self.type) if self.infinity == "largest" else F.lit(None)
+        return F.when(sign.isNotNull(), infinite_value.cast(self.type)).otherwise(finite_value)
+
+    def is_infinite(self, text: Column) -> Column:
+        """Return whether a text of :meth:`extract` is an infinite date or time."""
+        sign = self._infinity_sign(F.try_parse_json(text))
+        return F.expr("false") if sign is None else F.coalesce(sign.isNotNull(), F.expr("false"))
+
+    def _infinity_sign(self, value: Column) -> Column | None:
+        return infinity_sign(self.encoding, exact_cast(_number_text(value), T.LongType()), _string_text(value))
+
+    def with_infinity(self, infinity: Infinity) -> Decoder:
+        """Return this decoder, with what infinite dates and times become, at every depth."""
+        parts = tuple((name, part.with_infinity(infinity)) for name, part in self.parts)
+        return replace(self, parts=parts, infinity=infinity)
 
     def extract(self, payload: Column, *names: str) -> Column:
         """Return a nested field of a payload as text; null if the field is missing.

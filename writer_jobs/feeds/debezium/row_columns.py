@@ -24,6 +24,7 @@ from writer_jobs.feeds.debezium.decoders import (
 )
 from writer_jobs.feeds.debezium.envelopes import FILTERED, ROW, SKIPPED, TRUNCATE
 from writer_jobs.feeds.debezium.flattened import is_metadata
+from writer_jobs.feeds.debezium.infinity import Infinity
 from writer_jobs.feeds.debezium.json_values import Decoder
 from writer_jobs.feeds.message_values import member, object_fields, variant_path
 
@@ -136,6 +137,7 @@ class RowColumns:
     Args:
         summaries: Rows of :func:`summarize_schemas` with changes of rows.
         keys: Key columns; None for the fields of the messages' keys.
+        infinity: What infinite dates and times become.
 
     Attributes:
         groups: The groups of messages by schema.
@@ -148,7 +150,10 @@ class RowColumns:
 
     """
 
-    def __init__(self, summaries: Sequence[Row], table: TableState | None, keys: Sequence[str] | None) -> None:
+    def __init__(
+        self, summaries: Sequence[Row], table: TableState | None, keys: Sequence[str] | None, infinity: Infinity
+    ) -> None:
+        self._infinity = infinity
         self._table_types = {} if table is None else {field.name.lower(): field.dataType for field in table.schema}
         # Messages with schemas come first: their types apply to messages without schemas.
         summaries = sorted(summaries, key=lambda summary: (summary["schema"] is None, summary["key_schema"] is None))
@@ -178,6 +183,9 @@ class RowColumns:
         is_delete, payload = F.col("op") == "d", F.col("payload")
 
         def extract(decoder: Decoder) -> Column:
+            return self._without_infinity(decoder, extract_text(decoder))
+
+        def extract_text(decoder: Decoder) -> Column:
             after = decoder.extract(payload, "after", name)
             if name not in self.keys:
                 return F.when(~is_delete, after)
@@ -189,7 +197,19 @@ class RowColumns:
 
     def text_before(self, name: str) -> Column:
         """Return a column's value before the change as text."""
-        return self._for_group(name, lambda decoder: decoder.extract(F.col("payload"), "before", name))
+        return self._for_group(
+            name, lambda decoder: self._without_infinity(decoder, decoder.extract(F.col("payload"), "before", name))
+        )
+
+    def _without_infinity(self, decoder: Decoder, text: Column) -> Column:
+        """Return a column's text, and null for an infinite date or time if that is what it becomes."""
+        return F.when(~decoder.is_infinite(text), text) if self._infinity == "null" else text
+
+    def is_refused_infinity(self, name: str, text: Column) -> Column:
+        """Return whether a column's text is an infinite date or time for which the message becomes a dead letter."""
+        if self._infinity != "dead-letter":
+            return F.expr("false")
+        return self._for_group(name, lambda decoder: decoder.is_infinite(text))
 
     def decode(self, name: str, text: Column) -> Column:
         """Decode a column's text; null if it does not fit the column's type."""
@@ -210,6 +230,7 @@ class RowColumns:
             row = {**{name: group.keys[name] for name in self.keys if name in group.keys}, **group.columns}
             for name, decoder in row.items():
                 decoder_for_column = decoder.for_column(self._table_types.get(name.lower()))
+                decoder_for_column = decoder_for_column.with_infinity(self._infinity)
                 columns.setdefault(name, {}).setdefault(decoder_for_column, []).append(number)
         lower_names = [name.lower() for name in columns]
         if duplicate_names := sorted({name for name in columns if lower_names.count(name.lower()) > 1}):

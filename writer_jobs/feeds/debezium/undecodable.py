@@ -78,6 +78,10 @@ def undecodable_reason(
         ),
     )
     for name, text in texts.items():
+        reason = reason.when(
+            columns.is_refused_infinity(name, text),
+            f"the value of the column {name} is infinity, which Delta does not have: use --infinity largest, or null",
+        )
         is_misfit = text.isNotNull() & row.getField(name).isNull()
         data_type = columns.types[name].simpleString()
         reason = reason.when(is_misfit, f"the value of the column {name} does not fit {data_type}")

@@ -10,6 +10,7 @@ from typing import Any
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import ArgumentsError, SourceError
 from writer_jobs.feeds.dead_letters import DeadLetterLimit
+from writer_jobs.feeds.debezium.infinity import INFINITY_MODES, Infinity
 from writer_jobs.feeds.debezium.undecodable import UNAVAILABLE
 from writer_jobs.job.arguments import APPLIED, JobParser, build_arguments, column_names, in_identity, nonblank
 from writer_jobs.job.changes_arguments import ChangesJobArguments, add_changes, text_in_identity
@@ -77,12 +78,13 @@ runs:
 _END = """
 standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}; "commit" has changes
 (cells, or events), folded (each cell once, or the newest event of each key; with --scd-type 2 each event once), keys,
-inserted, updated, deleted, unchanged, dead_letters, filtered, newest_sequence and lag_s: the age of the newest change
-in seconds.
+inserted, updated, deleted, unchanged, dead_letters, filtered, incomplete (rows with a null because no event had the
+value), newest_sequence and lag_s: the age of the newest change in seconds.
 """
 
 
 _EVENTS = "debezium"
+_INFINITY: Infinity = "dead-letter"
 #: Decoder of flattened events.
 FLAT = "debezium-flat"
 
@@ -106,6 +108,10 @@ class CdcArguments(ChangesJobArguments):
         metadata=APPLIED
         | in_identity("unavailable-value", lambda value: "" if value == UNAVAILABLE else value, if_empty=False)
     )
+    infinity: Infinity = field(
+        # Earlier releases recorded none.
+        metadata=APPLIED | in_identity("infinity", lambda mode: "" if mode == _INFINITY else mode, if_empty=False)
+    )
     max_dead_letters: DeadLetterLimit | None = field(metadata=APPLIED)
 
     @property
@@ -124,11 +130,17 @@ class CdcArguments(ChangesJobArguments):
         has_cells = self.decoder not in (_EVENTS, FLAT)
         if has_cells != (self.mapping is not None):
             raise ArgumentsError("--mapping is required for cells of HBase, and refused for other messages")
-        of_events = self.keys or self.sequence_by or self.source_tables or self.unavailable_value != UNAVAILABLE
+        of_events = (
+            self.keys
+            or self.sequence_by
+            or self.source_tables
+            or self.unavailable_value != UNAVAILABLE
+            or self.infinity != _INFINITY
+        )
         if has_cells and (of_events or self.stored_as_scd_type != 1):
             raise ArgumentsError(
-                "--keys, --sequence-by, --source-table, --unavailable-value and --scd-type are for Debezium's events: "
-                "cells have an order, and the mapping has the keys"
+                "--keys, --sequence-by, --source-table, --unavailable-value, --infinity and --scd-type are for "
+                "Debezium's events: cells have an order, and the mapping has the keys"
             )
 
     def check_local_sources(self, files: HadoopFiles) -> None:
@@ -168,8 +180,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     )  # fmt: skip
     add(
         "--unavailable-value", type=nonblank, default=UNAVAILABLE, metavar="TEXT",
-        help="the connector's unavailable.value.placeholder; an event that has it instead of a value is a dead letter "
-        "(default: %(default)s)",
+        help="the connector's unavailable.value.placeholder; an update that has it instead of a value keeps the "
+        "column's value; with --scd-type 2, and where the value is not that of the row, it is a dead letter (default: "
+        "%(default)s)",
+    )  # fmt: skip
+    add(
+        "--infinity", choices=INFINITY_MODES, default=_INFINITY,
+        help="what PostgreSQL's infinity in a date or a time becomes: a dead letter; the largest time of the year "
+        "9999, and for -infinity the smallest of the year 1; or null (default: %(default)s)",
     )  # fmt: skip
     add(
         "--max-dead-letters", type=_dead_letter_limit, metavar="N|N%",
