@@ -40,7 +40,10 @@ SHARED_DRIVERS = {
         "test_apply_rows.py", "test_late_rows.py", "test_rows_among_writers.py", "test_stream_job.py",
         "test_stream_stop.py",
     ),
-    "debezium driver": ("test_debezium_flat.py", "test_debezium_infinity.py", "test_debezium_unavailable.py"),
+    "debezium driver": (
+        "test_debezium_binlog.py", "test_debezium_flat.py", "test_debezium_infinity.py",
+        "test_debezium_unavailable.py",
+    ),
     "feeds driver": (
         "test_apply_cells.py", "test_cdc_job.py", "test_debezium.py", "test_nested_types.py",
         "test_partition_values.py", "test_source_values.py",

@@ -818,7 +818,7 @@ def test_negative_control_by_lsn_alone_an_old_snapshot_row_wins(
         return str(max(rows(batch), key=lambda row: row[ORDER])["v"])
 
     assert newest_value() == "new"
-    monkeypatch.setitem(_POSITIONS, ("postgresql",), lambda: _zero_padded(_field("lsn"), 20))
+    monkeypatch.setitem(_POSITIONS, ("postgresql",), lambda _: _zero_padded(_field("lsn"), 20))
     assert newest_value() == "old"
 
 

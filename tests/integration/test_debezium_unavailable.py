@@ -146,7 +146,7 @@ def test_an_update_that_may_be_of_another_row_is_a_dead_letter(spark: SparkSessi
     update = message({"id": 1}, event("u", 1, after={"id": 1, "note": PLACEHOLDER}))
     with decode(frame(spark, [update]), table=None, sequence_by="struct(source.lsn, row.note)") as batch:
         assert batch.dead_count == 1
-    with decode(frame(spark, [update]), table=None, keeps_unavailable=False) as batch:
+    with decode(frame(spark, [update]), table=None, keeps_history=True) as batch:
         assert batch.dead_count == 1
     # Without __op an update looks like an insert.
     flat_update = flat(1, {"id": 1, "note": PLACEHOLDER})

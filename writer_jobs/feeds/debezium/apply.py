@@ -92,7 +92,7 @@ def apply_events(
             unavailable_value=unavailable_value,
             flattened=flattened,
             infinity=infinity,
-            keeps_unavailable=stored_as_scd_type == 1,
+            keeps_history=stored_as_scd_type != 1,
         )
     except FeedError as error:
         raise ChangesError(table=writer.table, reason=str(error)) from error

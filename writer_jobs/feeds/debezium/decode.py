@@ -27,7 +27,7 @@ from writer_jobs.feeds.debezium.decoded_batch import DELETES, ORDER, POSITION, U
 from writer_jobs.feeds.debezium.envelopes import FILTERED, SKIPPED, parse_envelopes, resolve_source_tables
 from writer_jobs.feeds.debezium.flattened import OP_IS_MISSING
 from writer_jobs.feeds.debezium.infinity import Infinity
-from writer_jobs.feeds.debezium.positions import TIMES, has_position, position, source_struct
+from writer_jobs.feeds.debezium.positions import TIMES, has_position, place_in_topic, position, source_struct
 from writer_jobs.feeds.debezium.row_columns import RowColumns, summarize_schemas
 from writer_jobs.feeds.debezium.undecodable import (
     UNAVAILABLE,
@@ -53,7 +53,7 @@ def decode(
     partition_by: Sequence[str] = (),
     unavailable_value: str = UNAVAILABLE,
     flattened: bool = False,
-    keeps_unavailable: bool = True,
+    keeps_history: bool = False,
     infinity: Infinity = "dead-letter",
 ) -> DecodedBatch:
     """Decode a batch of Debezium's messages.
@@ -99,7 +99,8 @@ def decode(
             else the row is written. ``__deleted`` marks a delete. The position needs the fields of ``source`` in
             ``__source_…`` or ``__…``, or ``sequence_by``. A tombstone is a dead letter: it may be the only trace of a
             delete, and has no position.
-        keeps_unavailable: If false, each message with a placeholder becomes a dead letter.
+        keeps_history: Whether all rows of a key are stored. Then each message with a placeholder becomes a dead letter,
+            and the place in the topic is not part of the position.
         infinity: See :func:`writer_jobs.apply_events`.
 
     Raises:
@@ -111,9 +112,17 @@ def decode(
         parsed_messages = parse_envelopes(messages, source_tables, flattened=flattened)
         with closing(MaterializedRows(parsed_messages)) as envelopes:
             batch = _Batch(
-                envelopes.rows, table, keys, sequence_by, source_tables, partition_by, infinity, flattened=flattened
+                envelopes.rows,
+                table,
+                keys,
+                sequence_by,
+                source_tables,
+                partition_by,
+                infinity,
+                flattened=flattened,
+                keeps_history=keeps_history,
             )
-            materialized = MaterializedRows(batch.rows(unavailable_value, keeps_unavailable=keeps_unavailable))
+            materialized = MaterializedRows(batch.rows(unavailable_value))
             with ExitStack() as on_failure:
                 on_failure.callback(materialized.close)
                 result = batch.result(materialized)
@@ -137,8 +146,9 @@ class _Batch:
         infinity: Infinity,
         *,
         flattened: bool,
+        keeps_history: bool,
     ) -> None:
-        self._envelopes, self._sequence_by = envelopes, sequence_by
+        self._envelopes, self._sequence_by, self._keeps_history = envelopes, sequence_by, keeps_history
         summaries = summarize_schemas(envelopes)
         self._skipped_count = sum(summary["skipped"] for summary in summaries)
         self._filtered_count = sum(summary["filtered"] for summary in summaries)
@@ -162,7 +172,7 @@ class _Batch:
             column.name: column.dataType for column in table_columns if column.name.lower() in dropped_names
         }
 
-    def rows(self, unavailable: str, *, keeps_unavailable: bool) -> DataFrame:
+    def rows(self, unavailable: str) -> DataFrame:
         """Return each message with its row, or with the reason why it has no row."""
         columns = self._columns
         messages = self._envelopes.where(~F.col("kind").isin(SKIPPED, FILTERED)).select(
@@ -188,7 +198,7 @@ class _Batch:
                 columns,
                 texts,
                 messages.schema[ORDER].dataType,
-                self._needed_columns(keeps_unavailable=keeps_unavailable),
+                self._needed_columns(),
             ),
             unstorable_row_reason(columns.schema, self._partitions, "row."),
         )
@@ -292,14 +302,14 @@ class _Batch:
         is_storable = unstorable_row_reason(self._columns.schema, partitions, "key_before.").isNull()
         return F.when(reduce(or_, key_differences) & is_storable, F.col("key_before"))
 
-    def _needed_columns(self, *, keeps_unavailable: bool) -> Column:
+    def _needed_columns(self) -> Column:
         """Return the names of the columns that a change has to contain, as an array.
 
         Only an update that keeps the row's key can keep the value of another column. The value belongs to the row
         with the key before, and a change event does not name this key if the connector writes a delete and an insert.
         """
         all_columns = F.array(*map(F.lit, self._columns.types)).cast("array<string>")
-        if not keeps_unavailable:
+        if self._keeps_history:
             return all_columns
         ordering_columns = {name.lower() for name in self._fields_in_order()}
         names = [name for name in self._columns.types if name in self._columns.keys or name.lower() in ordering_columns]
@@ -338,7 +348,10 @@ class _Batch:
     def _with_order(self, messages: DataFrame) -> DataFrame:
         """Add the column :data:`ORDER`."""
         if self._sequence_by is None:
-            return messages.withColumn(ORDER, position(self._connectors))
+            # Only the messages' own keys decide the partition. In a history each position is a version.
+            uses_topic = not self._keys_can_change and not self._keeps_history
+            place = place_in_topic() if uses_topic else F.lit(None).cast("string")
+            return messages.withColumn(ORDER, position(self._connectors, place))
         payload, extra_fields = F.col("payload"), re.findall(r"\bsource\.(\w+)", self._sequence_by)
         envelope = {
             "source": source_struct(payload, extra_fields),

@@ -4,7 +4,10 @@ A position is a text. Its numbers have fixed widths, so texts sort as numbers do
 
 - PostgreSQL: the LSN of the last commit before the change, then the change's own LSN (``source.sequence``). The LSN
   alone is not an order: a transaction writes while others commit, and an incremental snapshot can read in between.
-- MySQL, MariaDB: the number of the binlog file, the position of the event, the row within the event.
+- MySQL, MariaDB: the number of the binlog file, the position of the event, the row within the event. With
+  ``binlog_transaction_compression`` all events of a transaction have one position, and each has its own rows. So the
+  event's place in its transaction (``transaction.total_order``) comes before the row; without it, its place in the
+  topic, if the messages of a key are in one partition.
 - SQL Server, Db2: the LSN of the commit, the LSN of the change, the event's number within the change.
 - Oracle: the SCN of the commit, the SCN of the change, and fields that order changes of one SCN.
 
@@ -27,6 +30,8 @@ from writer_jobs.feeds.message_values import variant_path
 
 _INT, _LONG, _SCN, _RS_ID = 10, 20, 38, 32  # characters of a part of the position
 _NO_LSN = "00000000:00000000:0000"
+# topic/partition/offset. The path of a file has other characters.
+_PLACE_IN_TOPIC = r"\A[\w.-]+/\d+/(\d+)\z"
 
 #: Fields with the times of an event.
 TIMES = ("ts_ms", "ts_us", "ts_ns")
@@ -56,33 +61,50 @@ def has_position(connector: str) -> bool:
     return any(connector in names for names in _POSITIONS)
 
 
-def position(connectors: Collection[str]) -> Column:
+def place_in_topic() -> Column:
+    """Return the offset in the column ``origin`` if it is ``topic/partition/offset``, else an empty text."""
+    return F.regexp_extract("origin", _PLACE_IN_TOPIC, 1)
+
+
+def position(connectors: Collection[str], place: Column) -> Column:
     """Return the position of a change of one of these connectors; null if ``source`` lacks a field of the position.
 
     The expression reads the columns ``payload`` and ``op``.
+
+    Args:
+        connectors: Values of ``source.connector``.
+        place: Number that orders changes of one transaction that ``source`` does not order; null if it is not known.
+            If it is :func:`place_in_topic`, a message that the connector repeats has another position.
+
     """
     chosen_position = F.lit(None).cast("string")
     for names, connector_position in _POSITIONS.items():
         if not set(names).isdisjoint(connectors):
-            chosen_position = F.when(_field("connector").isin(*names), connector_position()).otherwise(chosen_position)
+            is_connector = _field("connector").isin(*names)
+            chosen_position = F.when(is_connector, connector_position(place)).otherwise(chosen_position)
     return chosen_position
 
 
-def _postgresql() -> Column:
+def _postgresql(_: Column) -> Column:
     commit_lsn, change_lsn = (F.get_json_object(_field("sequence"), f"$[{index}]") for index in (0, 1))
     lsn = _zero_padded(F.coalesce(_field("lsn"), change_lsn), _LONG)
     # Before the connector reads its first commit, a change has only its own LSN.
     return _join(F.coalesce(_zero_padded(commit_lsn, _LONG), lsn), _phase(), lsn)
 
 
-def _binlog() -> Column:
+def _binlog(place: Column) -> Column:
     file = F.regexp_extract(_field("file"), r"\.(\d+)\z", 1)
+    total_order = F.try_variant_get("payload", variant_path("transaction", "total_order"), "string")
+    row = _zero_padded(_field("row", "0"), _INT)
     return _join(
-        _zero_padded(file, _INT), _zero_padded(_field("pos"), _LONG), _phase(), _zero_padded(_field("row", "0"), _INT)
+        _zero_padded(file, _INT),
+        _zero_padded(_field("pos"), _LONG),
+        _phase(),
+        F.coalesce(_join(_zero_padded(F.coalesce(total_order, place), _LONG), row), row),
     )
 
 
-def _lsns() -> Column:
+def _lsns(_: Column) -> Column:
     return _join(
         _field("commit_lsn"),
         _phase(),
@@ -91,7 +113,7 @@ def _lsns() -> Column:
     )
 
 
-def _scns() -> Column:
+def _scns(_: Column) -> Column:
     scn = _field("scn")
     return _join(
         _zero_padded(F.coalesce(_field("commit_scn"), scn), _SCN),
@@ -104,7 +126,7 @@ def _scns() -> Column:
     )
 
 
-_POSITIONS: dict[tuple[str, ...], Callable[[], Column]] = {
+_POSITIONS: dict[tuple[str, ...], Callable[[Column], Column]] = {
     ("postgresql",): _postgresql,
     ("mysql", "mariadb"): _binlog,
     ("sqlserver", "db2"): _lsns,

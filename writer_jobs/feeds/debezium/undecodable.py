@@ -62,9 +62,6 @@ def undecodable_reason(
     row = F.col("row")
     invalid_groups = [number for number, group in enumerate(columns.groups) if group.is_invalid]
     reason = F.when(F.col("group").isin(*invalid_groups), "its schema is not a Kafka Connect schema of a change event")
-    for name in columns.keys:
-        has_key = texts[name].isNotNull() if name in texts else F.expr("false")
-        reason = reason.when(~has_key, f"the key column {name} is missing")
     missing_columns = F.array_intersect(UNAVAILABLE_COLUMNS, needed_columns)
     reason = reason.when(
         F.size(missing_columns) > 0,
@@ -77,6 +74,9 @@ def undecodable_reason(
             ),
         ),
     )
+    for name in columns.keys:
+        has_key = texts[name].isNotNull() if name in texts else F.expr("false")
+        reason = reason.when(~has_key, f"the key column {name} is missing")
     for name, text in texts.items():
         reason = reason.when(
             columns.is_refused_infinity(name, text),
