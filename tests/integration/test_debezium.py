@@ -607,7 +607,7 @@ REFUSED: list[tuple[list[Message], Json, str]] = [
         {"source_tables": ["orders"]},
         "orders matches several source tables, shop.archive.orders, shop.public.orders",
     ),
-    ([message(None, event("t", 1), "t/0/77")], {}, "truncated .t/0/77."),
+    ([message(None, event("t", 1), "t/0/77")], {}, "truncated .t/0/77.: use --on-truncate delete"),
     (
         [message({"id": 1}, event("c", 1, after={"id": 1}, connector="vitess"))],
         {},

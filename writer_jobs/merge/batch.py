@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -75,7 +75,8 @@ class ChangeBatch:
             F.count_if(has_null_key(spec)).alias("null_keys"),
             F.count_if(self._is_unordered).alias("unordered"),
         )
-        folded = fold(observed_changes, group_columns, tie_breaker, spec.unchanged_columns)
+        unchanged_columns = spec.names_of_unchanged(prepared.columns)
+        folded = fold(observed_changes, group_columns, tie_breaker, unchanged_columns)
         self._bounds = KeyBounds(folded.schema, spec.keys)
         observed_folded = folded.observe(
             folded_metrics,
@@ -158,7 +159,7 @@ def fold(
     changes: DataFrame,
     group_columns: Sequence[str],
     tie_breaker: str | None,
-    unchanged_columns: Collection[str] = (),
+    unchanged_columns: Sequence[str] = (),
 ) -> DataFrame:
     """Return the newest change of each group. Its ``AMBIGUOUS`` is true if a different change of the group is as new.
 
@@ -178,9 +179,7 @@ def fold(
         .withColumn(AMBIGUOUS, F.min(_HASH).over(equally_new) != F.max(_HASH).over(equally_new))
     )
     if UNCHANGED in changes.columns:
-        lower_names = {name.lower() for name in unchanged_columns}
-        columns = [name for name in changes.columns if name.lower() in lower_names]
-        ranked_changes = with_newest_values(ranked_changes, group, columns, AMBIGUOUS)
+        ranked_changes = with_newest_values(ranked_changes, group, unchanged_columns, AMBIGUOUS)
     return ranked_changes.where(F.col(_RANK) == 1).drop(_RANK, _HASH)
 
 

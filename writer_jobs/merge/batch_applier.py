@@ -9,6 +9,7 @@ from functools import cached_property
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import StructType
 
 from lock_manager import SluiceError
@@ -25,11 +26,14 @@ from writer_jobs.locking import locked_all
 from writer_jobs.merge.batch import ChangeBatch
 from writer_jobs.merge.batch_records import BatchRecord, BatchRecords
 from writer_jobs.merge.change_spec import SEQ
+from writer_jobs.merge.column_sequences import SEQUENCES, without_values_before
 from writer_jobs.merge.merge_sql import T
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.merge.side_table import SideTable
+from writer_jobs.merge.table_feed import feed_of
 from writer_jobs.merge.table_model import TableModel
 from writer_jobs.merge.table_shape import TableShape, alter_if_needed, lock_table
+from writer_jobs.merge.truncate import parsed_sequence
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +213,7 @@ class BatchApplier:
             return rows_within(self._spark, target, batch.bounds()).drop(*generated_columns)
 
         # The model may read the table. If that fails, nothing has been committed yet.
-        source = self._model.source(batch.rows, read_table, stored_side_rows)
+        source = self._model.source(self._rows_after_truncate(state), read_table, stored_side_rows)
         if has_side_table and self._side_rows is not None:
             self._records.write(BatchRecord(self._batch_id, state.version, locked_partitions))
             self._side_table.add(self._side_rows, self._batch_id, lock)
@@ -228,6 +232,16 @@ class BatchApplier:
         if self._side_rows is not None:
             self._records.remove(self._batch_id)
         return commit
+
+    def _rows_after_truncate(self, state: TableState) -> DataFrame:
+        """Return the rows of the batch without those that are older than the last truncate of the source table."""
+        feed, rows = feed_of(state), self.batch.rows
+        if feed is None or feed.truncated_at is None:
+            return rows
+        truncated_at = parsed_sequence(feed.truncated_at, rows.schema[SEQ].dataType)
+        if SEQUENCES in rows.columns:
+            rows = without_values_before(rows, self._spec.names_of_unchanged(rows.columns), truncated_at)
+        return rows.where(F.col(SEQ) >= truncated_at)
 
     def _undo_ended_batches(self, locked_partitions: tuple[str, ...] | None, lock: Lock) -> None:
         """Delete the side rows of batches that ended before the commit to the table, in the locked partitions."""

@@ -118,6 +118,10 @@ class ChangeSpec:
         columns = {name.lower(): name for name in self.columns(changes)}
         return replace(self, keys=tuple(columns[name.lower()] for name in self.keys))
 
+    def names_of_unchanged(self, columns: Collection[str]) -> list[str]:
+        """Return the columns that some changes do not contain, in the spelling of ``columns``."""
+        return [name for name in columns if not _missing([name], self.unchanged_columns)]
+
     def misfit(self, reason: str) -> ChangesError:
         """Return the error for changes that cannot be applied."""
         return ChangesError(table=self.table, reason=reason)

@@ -14,8 +14,8 @@ from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.type_differences import holds, type_differences
 from writer_jobs.merge.change_spec import DELETED, SEQ
 
-# Spark's default formats truncate timestamps to milliseconds.
-_JSON_OPTIONS = {
+#: Options of JSON that keep each value. Spark's default formats cut timestamps to milliseconds.
+JSON_OPTIONS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
@@ -92,7 +92,7 @@ def comparable(field: StructField, alias: str | None = None) -> Column:
     if isinstance(field.dataType, MapType) and _is_comparable(field.dataType.valueType):
         # The order of entries does not count.
         column = F.array_sort(F.map_entries(column))
-    return F.to_json(F.struct(column), _JSON_OPTIONS)
+    return F.to_json(F.struct(column), JSON_OPTIONS)
 
 
 def _is_comparable(data_type: DataType) -> bool:

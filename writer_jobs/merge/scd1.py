@@ -169,8 +169,7 @@ class NewestRows(ScdRows):
             F.col(DELETED) | F.col(_TOMBSTONE).isNull() | (F.col(SEQ) >= F.col(_TOMBSTONE))
         )
         if SEQUENCES in rows.columns:
-            unchanged_columns = {name.lower() for name in self._spec.unchanged_columns}
-            columns = [name for name in self._columns if name.lower() in unchanged_columns]
+            columns = self._spec.names_of_unchanged(self._columns)
             current_rows = without_values_before(current_rows, columns, F.col(_TOMBSTONE))
         message = "a change has the sequence of a delete of its key, so the newest is not known: "
         return fail_where(is_tie, current_rows, message, keys).drop(_TOMBSTONE)

@@ -53,6 +53,7 @@ class TableFeed:
         source_columns: Columns that the changes have or once had. It grows with them, and is not compared.
         column_sequences: Column of the table with the sequences of columns, since a change did not contain all columns.
             Releases that cannot update this column refuse a property with this field.
+        truncated_at: Sequence of the last truncate of the source table; see :mod:`writer_jobs.merge.truncate`.
 
     """
 
@@ -65,6 +66,7 @@ class TableFeed:
     source_tables: tuple[str, ...] | None = None
     source_columns: tuple[str, ...] | None = None
     column_sequences: str | None = None
+    truncated_at: str | None = None
 
     @classmethod
     def parsed(cls, text: str) -> Self:

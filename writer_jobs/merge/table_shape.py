@@ -117,7 +117,7 @@ class TableShape:
                     empty_rows = self.spark.createDataFrame([], StructType([*row, *fields]))
                     self.writer.append(empty_rows, partition_by=self.partition_by, lock_during="write")
                     state = self.writer.log.state()
-                return self.ensure_table(_existing_state(self.writer, state), row, sequence, deadline)
+                return self.ensure_table(existing_state(self.writer, state), row, sequence, deadline)
         self.binding.refuse_other(state)
         self.model.refuse_other_columns(state.schema, row)
         refuse_mismatch(self.writer.table, state, row, evolves=self.evolves)
@@ -138,7 +138,7 @@ class TableShape:
                 checked the changes.
 
         """
-        state = _existing_state(self.writer, state)
+        state = existing_state(self.writer, state)
         self.binding.refuse_other(state)
         if self._layout(state, state.schema) != self._layout_at_check:
             raise WriteConflictError(
@@ -198,15 +198,21 @@ def alter_if_needed(
         return state
     with lock_table(spark, writer, deadline):
         # Another run may have altered the table.
-        for clause in clauses_for(_existing_state(writer, writer.log.state())):
+        for clause in clauses_for(existing_state(writer, writer.log.state())):
             try:
                 spark.sql(f"ALTER TABLE delta.{quoted(writer.location)} {clause}")
             except JVM_ERRORS as error:
                 raise SchemaMismatchError(table=writer.table, reason=error_reason(error)) from error
-    return _existing_state(writer, writer.log.state())
+    return existing_state(writer, writer.log.state())
 
 
-def _existing_state(writer: LockedDeltaWriter, state: TableState | None) -> TableState:
+def existing_state(writer: LockedDeltaWriter, state: TableState | None) -> TableState:
+    """Return a state that is not None.
+
+    Raises:
+        TableError: The table does not exist.
+
+    """
     if state is None:
         raise TableError(f"{writer.table} was removed while changes were applied to it: restore it, or start again")
     return state

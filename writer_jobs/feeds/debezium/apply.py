@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import Hold
 from writer_jobs.commit.options import WriteOptions, options_of_next_write
 from writer_jobs.errors import ChangesError, FeedError
 from writer_jobs.feeds.dead_letters import DeadLetterLimit, write_dead_letters
 from writer_jobs.feeds.debezium.decode import decode
+from writer_jobs.feeds.debezium.decoded_batch import DecodedBatch, OnTruncate
 from writer_jobs.feeds.debezium.infinity import Infinity
 from writer_jobs.feeds.debezium.undecodable import UNAVAILABLE
 from writer_jobs.merge.apply import RETENTION, apply_changes
 from writer_jobs.merge.result import ChangesResult
+from writer_jobs.merge.truncate import apply_truncate
 from writer_jobs.writer import LockedDeltaWriter
 
 
@@ -31,6 +34,7 @@ def apply_events(
     unavailable_value: str = UNAVAILABLE,
     flattened: bool = False,
     infinity: Infinity = "dead-letter",
+    on_truncate: OnTruncate = "refuse",
     max_dead_letters: DeadLetterLimit | None = None,
     stored_as_scd_type: int = 1,
     partition_by: Sequence[str] = (),
@@ -66,6 +70,9 @@ def apply_events(
         infinity: What PostgreSQL's ``infinity`` in a date or a time becomes: ``dead-letter``; ``largest``, the largest
             time of the year 9999, and for ``-infinity`` the smallest of the year 1; or ``null``, except inside nested
             values, where it makes the message a dead letter.
+        on_truncate: What a truncate of the source table does: ``refuse`` the batch; ``delete`` the rows with a smaller
+            sequence, before the other changes of the batch are applied and in a commit of its own, and ignore changes
+            with a smaller sequence from then on; or ``ignore``.
         max_dead_letters: Maximum number of dead letters of a batch; a batch with more is refused. None: no limit.
         stored_as_scd_type: 1 to store the newest row of each key, 2 to store all rows of each key.
         partition_by: Partition columns of a new table.
@@ -92,6 +99,7 @@ def apply_events(
             unavailable_value=unavailable_value,
             flattened=flattened,
             infinity=infinity,
+            on_truncate=on_truncate,
             keeps_history=stored_as_scd_type != 1,
         )
     except FeedError as error:
@@ -101,6 +109,12 @@ def apply_events(
             counted_messages = batch.event_count + batch.dead_count
             max_dead_letters.check(writer.table, batch.dead_count, counted_messages, batch.dead_reason)
         result = ChangesResult(table=writer.table)
+        truncate = partial(
+            _truncate, messages.sparkSession, writer, batch, lock_timeout_seconds, metadata, before_write
+        )
+        # A new table is created with its first changes.
+        is_new = writer.log.state() is None
+        deleted_count = 0 if is_new else truncate()
         if batch.count:
             result = apply_changes(
                 writer,
@@ -116,6 +130,8 @@ def apply_events(
                 before_write=before_write,
             )
             result = replace(result, newest_at=batch.newest_source_time)
+        if is_new:
+            deleted_count = truncate()
         if batch.dead_count:
             options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata)
             write_dead_letters(
@@ -123,8 +139,40 @@ def apply_events(
             )
         return replace(
             result,
+            changes=result.changes + batch.truncate_count,
+            deleted=result.deleted + deleted_count,
             dead_letters=batch.dead_count,
             dead_reason=batch.dead_reason,
             skipped=batch.skipped_count,
             filtered=batch.filtered_count,
         )
+
+
+def _truncate(
+    spark: SparkSession,
+    writer: LockedDeltaWriter,
+    batch: DecodedBatch,
+    lock_timeout_seconds: float | None,
+    metadata: Mapping[str, Any] | None,
+    before_write: Callable[[Hold], None] | None,
+) -> int:
+    """Apply the last truncate of a batch; return the number of deleted rows."""
+    if batch.truncated_at is None:
+        return 0
+    if writer.log.state() is None:
+        raise ChangesError(
+            table=writer.table,
+            reason="the source's table was truncated before the table has a change: use --on-truncate ignore until it "
+            "has",
+        )
+    commit = apply_truncate(
+        spark,
+        writer,
+        batch.truncated_at,
+        sequence_name=batch.order,
+        source_tables=batch.source_tables,
+        lock_timeout_seconds=lock_timeout_seconds,
+        metadata=metadata,
+        before_write=before_write,
+    )
+    return int(commit.metrics.get("numDeletedRows", 0))

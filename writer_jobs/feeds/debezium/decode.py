@@ -16,15 +16,22 @@ from contextlib import ExitStack, closing
 from functools import reduce
 from operator import and_, or_
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
 from writer_jobs.delta.partition_values import partition_types, unstorable_row_reason
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import FeedError
-from writer_jobs.feeds.debezium.decoded_batch import DELETES, ORDER, POSITION, UNAVAILABLE_COLUMNS, DecodedBatch
-from writer_jobs.feeds.debezium.envelopes import FILTERED, SKIPPED, parse_envelopes, resolve_source_tables
+from writer_jobs.feeds.debezium.decoded_batch import (
+    DELETES,
+    ORDER,
+    POSITION,
+    UNAVAILABLE_COLUMNS,
+    DecodedBatch,
+    OnTruncate,
+)
+from writer_jobs.feeds.debezium.envelopes import FILTERED, SKIPPED, TRUNCATE, parse_envelopes, resolve_source_tables
 from writer_jobs.feeds.debezium.flattened import OP_IS_MISSING
 from writer_jobs.feeds.debezium.infinity import Infinity
 from writer_jobs.feeds.debezium.positions import TIMES, has_position, place_in_topic, position, source_struct
@@ -39,6 +46,7 @@ from writer_jobs.feeds.message_values import member, variant_path
 from writer_jobs.merge.change_spec import text_sequence_error
 from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.merge.table_feed import recorded_columns
+from writer_jobs.merge.truncate import sequence_text
 
 _TRANSACTION = "struct<id: string, total_order: bigint, data_collection_order: bigint>"
 
@@ -54,6 +62,7 @@ def decode(
     unavailable_value: str = UNAVAILABLE,
     flattened: bool = False,
     keeps_history: bool = False,
+    on_truncate: OnTruncate = "refuse",
     infinity: Infinity = "dead-letter",
 ) -> DecodedBatch:
     """Decode a batch of Debezium's messages.
@@ -65,7 +74,8 @@ def decode(
                 apply_changes(writer, batch.changes, **batch.apply_options, schema_evolution=True)
 
     - ``c``, ``r`` and ``u`` write the row in ``after``. ``d`` deletes the row with the message's key, or with the key
-      in ``before`` if the message has no key. A delete needs no other columns. ``t`` is refused.
+      in ``before`` if the message has no key. A delete needs no other columns. ``t`` is refused,
+      or is in ``truncated_at`` of the result.
     - A column that earlier events had, and that an event's schema lacks, is null in the event's row, so the row does
       not depend on the other events of the batch. Columns that no event ever had are omitted.
     - Types come from the messages' schemas. Without schemas, they come from the table, and for columns that the table
@@ -101,7 +111,7 @@ def decode(
             delete, and has no position.
         keeps_history: Whether all rows of a key are stored. Then each message with a placeholder becomes a dead letter,
             and the place in the topic is not part of the position.
-        infinity: See :func:`writer_jobs.apply_events`.
+        infinity, on_truncate: See :func:`writer_jobs.apply_events`.
 
     Raises:
         FeedError: The events are of several tables, truncate the table, have no keys or keys with different columns,
@@ -121,6 +131,7 @@ def decode(
                 infinity,
                 flattened=flattened,
                 keeps_history=keeps_history,
+                on_truncate=on_truncate,
             )
             materialized = MaterializedRows(batch.rows(unavailable_value))
             with ExitStack() as on_failure:
@@ -147,20 +158,29 @@ class _Batch:
         *,
         flattened: bool,
         keeps_history: bool,
+        on_truncate: OnTruncate,
     ) -> None:
         self._envelopes, self._sequence_by, self._keeps_history = envelopes, sequence_by, keeps_history
         summaries = summarize_schemas(envelopes)
+        self._on_truncate = on_truncate
         self._skipped_count = sum(summary["skipped"] for summary in summaries)
         self._filtered_count = sum(summary["filtered"] for summary in summaries)
         if flattened:
             _refuse_short_names(source_tables, {name for summary in summaries for name in summary["filtered_tables"]})
-        summaries = [summary for summary in summaries if summary["rows"] or summary["truncate"]]
+        truncate_count = sum(summary["truncates"] for summary in summaries)
+        if on_truncate == "ignore":
+            self._skipped_count += truncate_count
+            truncate_count = 0
+        self._truncate_count = truncate_count
+        summaries = [summary for summary in summaries if summary["rows"] or (summary["truncates"] and truncate_count)]
         self._connectors = sorted({name for summary in summaries for name in summary["connectors"]})
         self._source_tables = resolve_source_tables(
             source_tables, {name for summary in summaries for name in summary["tables"]}
         )
-        self._refuse_truncate(summaries)
+        if truncate_count:
+            self._refuse_truncate(min(summary["truncate"] for summary in summaries if summary["truncate"]))
         self._refuse_unknown_order()
+        summaries = [summary for summary in summaries if summary["rows"]]
         self._columns = RowColumns(summaries, table, keys, infinity)
         # Debezium writes a changed message key as a delete and an insert. The caller's keys can change in an update.
         self._keys_can_change = bool(keys) and all(name in self._columns.types for name in self._columns.keys)
@@ -175,7 +195,7 @@ class _Batch:
     def rows(self, unavailable: str) -> DataFrame:
         """Return each message with its row, or with the reason why it has no row."""
         columns = self._columns
-        messages = self._envelopes.where(~F.col("kind").isin(SKIPPED, FILTERED)).select(
+        messages = self._envelopes.where(~F.col("kind").isin(SKIPPED, FILTERED, TRUNCATE)).select(
             *("key", "value", "origin", "op", "reason", "payload", "key_payload"),
             columns.group_number().alias("group"),
         )
@@ -259,18 +279,49 @@ class _Batch:
             skipped_count=self._skipped_count,
             newest_source_time=None if newest is None else newest / 1000,
             order=self._sequence_by or POSITION,
+            truncate_count=self._truncate_count,
+            truncated_at=self._truncated_at(),
             materialized=materialized,
         )
 
-    @staticmethod
-    def _refuse_truncate(summaries: list[Row]) -> None:
-        truncate_origins = [summary["truncate"] for summary in summaries if summary["truncate"]]
-        if truncate_origins:
+    def _refuse_truncate(self, origin: str) -> None:
+        """Refuse a truncate that cannot be applied.
+
+        Raises:
+            FeedError: See the message.
+
+        """
+        event = f"the source's table was truncated ({origin})"
+        if self._on_truncate == "refuse":
             raise FeedError(
-                f"the source's table was truncated ({min(truncate_origins)}), and a truncate event names no row "
-                "to delete: empty the target table and continue after that message, or let the connector skip "
-                "truncates (skipped.operations=t)"
+                f"{event}: use --on-truncate delete (on_truncate) to delete the rows before it, or ignore to keep them"
             )
+        if self._keeps_history:
+            raise FeedError(f"{event}, and a history does not have an end of all rows: use --on-truncate ignore")
+        if len(self._source_tables or ()) > 1:
+            raise FeedError(
+                f"{event}, and the rows of the table are those of several source tables, "
+                f"{', '.join(self._source_tables or ())}: use --on-truncate ignore, and delete its rows"
+            )
+
+    def _truncated_at(self) -> str | None:
+        """Return the sequence of the last truncate; see :func:`writer_jobs.merge.truncate.sequence_text`.
+
+        Raises:
+            FeedError: A truncate has no sequence.
+
+        """
+        if not self._truncate_count:
+            return None
+        truncates = self._envelopes.where(F.col("kind") == TRUNCATE).withColumn("group", F.lit(None).cast("int"))
+        truncates = self._with_order(truncates)
+        row = truncates.agg(
+            sequence_text(F.max(ORDER)).alias("text"),
+            F.min(F.when(F.col(ORDER).isNull(), F.col("origin"))).alias("unordered"),
+        ).collect()[0]
+        if row["unordered"] is not None:
+            raise FeedError(f"the position of the truncate {row['unordered']} is unknown: use --on-truncate ignore")
+        return str(row["text"])
 
     def _refuse_unknown_order(self) -> None:
         unknown_connectors = [name for name in self._connectors if not has_position(name)]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.merge.materialized import MaterializedRows
+
+OnTruncate = Literal["refuse", "delete", "ignore"]
+"""What a truncate of the source table does."""
+ON_TRUNCATE: tuple[OnTruncate, ...] = get_args(OnTruncate)
 
 #: Column with the order of the changes.
 ORDER = "__sluice_order"
@@ -40,6 +44,8 @@ class DecodedBatch:
         skipped_count: Number of messages that change no row: tombstones, heartbeats, logical decoding messages (``m``),
             markers of transactions, changes of the schema.
         newest_source_time: Latest ``source.ts_ms`` of the changes, in seconds since the epoch; None without one.
+        truncate_count: Number of truncates of the source table to apply.
+        truncated_at: Sequence of the last one; see :func:`writer_jobs.merge.truncate.sequence_text`.
         order: Name of the order of the changes: ``sequence_by``, or :data:`POSITION`.
         materialized: Local checkpoint that :meth:`close` releases.
 
@@ -59,6 +65,8 @@ class DecodedBatch:
     skipped_count: int
     newest_source_time: float | None
     order: str
+    truncate_count: int
+    truncated_at: str | None
     materialized: MaterializedRows = field(repr=False)
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import ArgumentsError, SourceError
 from writer_jobs.feeds.dead_letters import DeadLetterLimit
+from writer_jobs.feeds.debezium.decoded_batch import ON_TRUNCATE, OnTruncate
 from writer_jobs.feeds.debezium.infinity import INFINITY_MODES, Infinity
 from writer_jobs.feeds.debezium.undecodable import UNAVAILABLE
 from writer_jobs.job.arguments import APPLIED, JobParser, build_arguments, column_names, in_identity, nonblank
@@ -85,6 +86,7 @@ value), newest_sequence and lag_s: the age of the newest change in seconds.
 
 _EVENTS = "debezium"
 _INFINITY: Infinity = "dead-letter"
+_ON_TRUNCATE: OnTruncate = "refuse"
 #: Decoder of flattened events.
 FLAT = "debezium-flat"
 
@@ -112,6 +114,10 @@ class CdcArguments(ChangesJobArguments):
         # Earlier releases recorded none.
         metadata=APPLIED | in_identity("infinity", lambda mode: "" if mode == _INFINITY else mode, if_empty=False)
     )
+    on_truncate: OnTruncate = field(
+        # Earlier releases recorded none.
+        metadata=APPLIED | in_identity("on-truncate", lambda mode: "" if mode == _ON_TRUNCATE else mode, if_empty=False)
+    )
     max_dead_letters: DeadLetterLimit | None = field(metadata=APPLIED)
 
     @property
@@ -136,11 +142,12 @@ class CdcArguments(ChangesJobArguments):
             or self.source_tables
             or self.unavailable_value != UNAVAILABLE
             or self.infinity != _INFINITY
+            or self.on_truncate != _ON_TRUNCATE
         )
         if has_cells and (of_events or self.stored_as_scd_type != 1):
             raise ArgumentsError(
-                "--keys, --sequence-by, --source-table, --unavailable-value, --infinity and --scd-type are for "
-                "Debezium's events: cells have an order, and the mapping has the keys"
+                "--keys, --sequence-by, --source-table, --unavailable-value, --infinity, --on-truncate and "
+                "--scd-type are for Debezium's events: cells have an order, and the mapping has the keys"
             )
 
     def check_local_sources(self, files: HadoopFiles) -> None:
@@ -188,6 +195,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
         "--infinity", choices=INFINITY_MODES, default=_INFINITY,
         help="what PostgreSQL's infinity in a date or a time becomes: a dead letter; the largest time of the year "
         "9999, and for -infinity the smallest of the year 1; or null (default: %(default)s)",
+    )  # fmt: skip
+    add(
+        "--on-truncate", choices=ON_TRUNCATE, default=_ON_TRUNCATE,
+        help="what a truncate of the source table does: refuse the batch; delete the rows before it, in the order of "
+        "the changes; or ignore it and keep them (default: %(default)s)",
     )  # fmt: skip
     add(
         "--max-dead-letters", type=_dead_letter_limit, metavar="N|N%",

@@ -1,0 +1,130 @@
+"""Truncates of a source table, in the order of its changes.
+
+A truncate deletes the rows with a smaller sequence. Changes may arrive in any order, so the sequence of the last
+truncate stays in ``sluice.feed`` (``truncated_at``), and changes with a smaller sequence that arrive later are dropped.
+The property does not expire, and a truncate that is applied twice deletes nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import DataType, StructType
+
+from lock_manager import Hold
+from writer_jobs.commit.options import WriteOptions, lock_deadline
+from writer_jobs.commit.result import CommitResult
+from writer_jobs.delta.snapshot import FEED_PROPERTY, TableState
+from writer_jobs.delta.sql_names import property_list, quoted, raw_literal
+from writer_jobs.errors import ChangesError
+from writer_jobs.merge.merge_sql import JSON_OPTIONS
+from writer_jobs.merge.table_feed import FeedBinding, TableFeed, feed_of
+from writer_jobs.merge.table_shape import existing_state, lock_table
+from writer_jobs.writer import LockedDeltaWriter
+
+_SEQUENCE = "sequence"
+_APOSTROPHE, _JSON_APOSTROPHE = "'", r"\u0027"
+
+
+def sequence_text(sequence: Column) -> Column:
+    """Return a sequence as the text that ``truncated_at`` stores."""
+    return F.to_json(F.struct(sequence.alias(_SEQUENCE)), JSON_OPTIONS)
+
+
+def parsed_sequence(text: str, sequence_type: DataType) -> Column:
+    """Return the sequence in a text of :func:`sequence_text`."""
+    fields = StructType().add(_SEQUENCE, sequence_type)
+    return F.from_json(F.lit(text), fields, JSON_OPTIONS)[_SEQUENCE]
+
+
+def apply_truncate(
+    spark: SparkSession,
+    writer: LockedDeltaWriter,
+    truncated_at: str,
+    *,
+    sequence_name: str,
+    source_tables: tuple[str, ...] | None,
+    lock_timeout_seconds: float | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    before_write: Callable[[Hold], None] | None = None,
+) -> CommitResult:
+    """Delete the rows of a table that are older than a truncate of its source table, and remember the truncate.
+
+    Args:
+        spark: Session of the writer.
+        writer: Writer of a table that :func:`~writer_jobs.merge.apply.apply_changes` has created, with SCD type 1.
+        truncated_at: Sequence of the truncate, as :func:`sequence_text` returns it.
+        sequence_name: Name of the order; see :func:`~writer_jobs.merge.apply.apply_changes`.
+        source_tables: The table that was truncated; None if it is not known.
+        lock_timeout_seconds: Seconds to wait for the lock; None: the manager's default.
+        metadata: Additional metadata of the commit; JSON values.
+        before_write: Called with the hold, under the lock, before the table is changed.
+
+    Raises:
+        ChangesError: The table is bound to another feed, or to none.
+        SluiceError: See :meth:`LockedDeltaWriter.append`.
+
+    """
+    options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds)
+    deadline = lock_deadline(options, writer.manager)
+    with lock_table(spark, writer, deadline) as hold:
+        state = existing_state(writer, writer.log.state())
+        feed = _feed(spark, writer, state, sequence_name, source_tables)
+        if before_write is not None:
+            before_write(hold)
+        column = feed.sequence_column or ""
+        sequence_type = next(field.dataType for field in state.schema if field.name.lower() == column.lower())
+        if _is_later(spark, truncated_at, feed.truncated_at, sequence_type):
+            # Before the rows are deleted: if this run is killed, no older change restores a row that the next run
+            # deletes.
+            text = replace(feed, truncated_at=truncated_at).text
+            clause = f"SET TBLPROPERTIES ({property_list({FEED_PROPERTY: text})})"
+            spark.sql(f"ALTER TABLE delta.{quoted(writer.location)} {clause}")
+        condition = f"{quoted(column)} < {_sql(truncated_at, sequence_type)} OR {quoted(column)} IS NULL"
+        return writer.delete(condition, lock="table", metadata=metadata)
+
+
+def _feed(
+    spark: SparkSession,
+    writer: LockedDeltaWriter,
+    state: TableState,
+    sequence_name: str,
+    source_tables: tuple[str, ...] | None,
+) -> TableFeed:
+    """Return the feed of a table.
+
+    Raises:
+        ChangesError: It has another order or other source tables, keeps a history, or there is none.
+
+    """
+    feed = feed_of(state)
+    if feed is None:
+        raise ChangesError(
+            table=writer.table,
+            reason="the source's table was truncated, and the rows of this feed are not known, because the table is "
+            f"bound to no feed (table property {FEED_PROPERTY}): use --on-truncate ignore, and delete the rows",
+        )
+    run_feed = replace(feed, model="changes", scd_type=1, sequence_by=sequence_name, source_tables=source_tables)
+    FeedBinding(spark, writer.table, run_feed).refuse_other(state)
+    return feed
+
+
+def _sql(text: str, sequence_type: DataType) -> str:
+    """Return the SQL of :func:`parsed_sequence`."""
+    options = ", ".join(f"{raw_literal(name)}, {raw_literal(value)}" for name, value in JSON_OPTIONS.items())
+    fields = raw_literal(f"{_SEQUENCE} {sequence_type.simpleString()}")
+    # A raw literal has one kind of quotes.
+    return (
+        f"from_json({raw_literal(text.replace(_APOSTROPHE, _JSON_APOSTROPHE))}, {fields}, map({options})).{_SEQUENCE}"
+    )
+
+
+def _is_later(spark: SparkSession, text: str, stored_text: str | None, sequence_type: DataType) -> bool:
+    if stored_text is None:
+        return True
+    is_later = parsed_sequence(text, sequence_type) > parsed_sequence(stored_text, sequence_type)
+    return bool(spark.range(1).select(is_later).collect()[0][0])
