@@ -113,7 +113,7 @@ def test_each_file_is_applied_once_and_new_files_next_time(stream: UpsertStream,
     assert (report["exit_code"], [line["batch"] for line in report["commits"]]) == (0, [0, 1, 2])
     assert report["totals"] == {
         "commits": 3, "changes": 4, "folded": 4, "keys": 4, "inserted": 2, "updated": 1, "deleted": 1, "unchanged": 0,
-        "dead_letters": 0, "skipped": 0, "filtered": 0, "missing_files": 0,
+        "dead_letters": 0, "skipped": 0, "filtered": 0, "missing_files": 0, "incomplete": 0,
     }  # fmt: skip
     outcome = stream.run(*ONE_FILE)
     assert (outcome.code, outcome.lines) == (0, [])

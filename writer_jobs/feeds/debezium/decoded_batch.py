@@ -12,6 +12,7 @@ from writer_jobs.merge.materialized import MaterializedRows
 
 OnTruncate = Literal["refuse", "delete", "ignore"]
 """What a truncate of the source table does."""
+#: All values of :data:`OnTruncate`.
 ON_TRUNCATE: tuple[OnTruncate, ...] = get_args(OnTruncate)
 
 #: Column with the order of the changes.

@@ -18,6 +18,7 @@ from pyspark.sql.types import DataType, DateType, TimestampNTZType
 
 Infinity = Literal["dead-letter", "largest", "null"]
 """What an infinite date or time becomes."""
+#: All values of :data:`Infinity`.
 INFINITY_MODES: tuple[Infinity, ...] = get_args(Infinity)
 
 _MOST, _LEAST = (1 << 63) - 1, -(1 << 63)
