@@ -141,6 +141,10 @@ _ADVICE = {
         "not authenticated the client; check SLUICE_ZK_ACL, and that the server verifies credentials or client "
         "certificates"
     ),
+    "Kerberos": (
+        "check kerberos_principal, the keytab or the ticket cache (klist; kinit renews it), and that the KDC has a "
+        "principal for each name in the host list (docs/security.md)"
+    ),
     "TLS": (
         "check tls_ca, tls_certificate, and that the host list uses the names in the servers' certificates "
         "(docs/security.md)"
@@ -149,11 +153,11 @@ _ADVICE = {
 
 
 class EnsembleRefusedError(SluiceError, PermissionError):
-    """The coordinator rejected the request (permission, credentials), or TLS verification failed on either side.
+    """The coordinator rejected the request (permission, credentials), or TLS or Kerberos failed on either side.
 
     Attributes:
         hosts: Connection string of ZooKeeper, or URL of the coordinator.
-        refusal: Name of the service's error, or ``TLS: `` and the reason why the handshake failed.
+        refusal: Name of the service's error, or ``TLS: `` or ``Kerberos: `` and the reason why the handshake failed.
 
     """
 

@@ -26,6 +26,7 @@ ENVIRONMENT_PREFIX = "SLUICE_ZK_"
 #: Variable with the ARN of a secret in AWS Secrets Manager that contains these settings as JSON.
 SECRET = "SLUICE_ZK_SECRET"  # noqa: S105 (the variable's name)
 _SECRET_FILE = "SLUICE_ZK_SECRET_FILE"  # noqa: S105 (the variable's name)
+_KERBEROS = "kerberos"
 _SEE_DOCS = "see docs/security.md"
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 # An x509 id is a distinguished name, which contains commas: the entry ends after the permissions.
@@ -50,11 +51,15 @@ class Security:
     """Credentials, TLS and the ACL of new znodes; none of them by default, as in ZooKeeper.
 
     Attributes:
-        auth: ``sasl`` (mechanism DIGEST-MD5: the server has a list of users) or ``digest`` (the server has no
-            list of users and accepts any name and password; only ACLs compare them. The password crosses the network
-            unencrypted: use it with TLS).
-        username: User name for ``auth``.
-        password: Password for ``auth``. Not in the repr.
+        auth: ``kerberos`` (SASL with the mechanism GSSAPI), ``sasl`` (mechanism DIGEST-MD5: the server has a list of
+            users) or ``digest`` (the server has no list of users and accepts any name and password; only ACLs compare
+            them. The password crosses the network unencrypted: use it with TLS).
+        username: User name for ``sasl`` and ``digest``.
+        password: Password for ``sasl`` and ``digest``. Not in the repr.
+        kerberos_principal: Principal of this client; by default the first of the keytab, or that of the ticket cache.
+        kerberos_keytab: Path of a keytab. GSSAPI obtains and renews tickets with it. By default it uses the ticket
+            cache, which another program renews.
+        kerberos_service: First part of the servers' principals, ``zookeeper/HOST``.
         tls: Whether to encrypt, and to verify the server's certificate and its host name. The next four settings imply
             it.
         tls_ca: Certificate authorities of servers: path of a PEM file, or PEM text; by default the system's.
@@ -73,6 +78,9 @@ class Security:
     auth: str | None = None
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    kerberos_principal: str | None = None
+    kerberos_keytab: str | None = None
+    kerberos_service: str = "zookeeper"
     tls: bool = False
     tls_ca: str | None = None
     tls_certificate: str | None = field(default=None, repr=False)
@@ -101,8 +109,11 @@ class Security:
         self.acl_of_new_znodes()
 
     def _check_credentials(self) -> None:
-        if self.auth not in (None, "digest", "sasl"):
-            raise SettingsError(f"security setting auth={self.auth!r}: must be sasl or digest")
+        if self.auth not in (None, "digest", "sasl", _KERBEROS):
+            raise SettingsError(f"security setting auth={self.auth!r}: must be kerberos, sasl or digest")
+        self._check_kerberos()
+        if self.auth == _KERBEROS:
+            return
         names = ("auth", "username", "password")
         present = [name for name in names if getattr(self, name) is not None]
         missing = [name for name in names if name not in present]
@@ -112,6 +123,27 @@ class Security:
             raise SettingsError("security setting username: must not contain a colon, which ends the name")
         if self.auth == "sasl" and importlib.util.find_spec("puresasl") is None:
             raise SettingsError("auth=sasl needs the package pure-sasl: pip install '.[sasl]' in a clone of Sluice")
+
+    def _check_kerberos(self) -> None:
+        unused = ("username", "password") if self.auth == _KERBEROS else ("kerberos_principal", "kerberos_keytab")
+        for name in unused:
+            if getattr(self, name) is not None:
+                reason = f"does not apply to auth={self.auth}" if self.auth else f"needs auth={_KERBEROS}"
+                raise SettingsError(f"security setting {name} {reason}: {_SEE_DOCS}")
+        if self.auth != _KERBEROS:
+            return
+        if any(importlib.util.find_spec(package) is None for package in ("gssapi", "puresasl")):
+            raise SettingsError(
+                "auth=kerberos needs the packages gssapi and pure-sasl: install libkrb5-dev and a C compiler, then "
+                "pip install '.[kerberos]' in a clone of Sluice"
+            )
+        if self.kerberos_keytab is not None:
+            try:
+                Path(self.kerberos_keytab).open("rb").close()
+            except OSError as error:
+                raise SettingsError(
+                    f"the keytab that kerberos_keytab names cannot be read ({error.strerror})"
+                ) from None
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Security:

@@ -23,6 +23,7 @@ from lock_manager.zookeeper.connection import connect_with_tls, describe_error, 
 
 _CLOSED_EARLY = "the server closed the connection without a response, as it does if it demands TLS"
 _CLOSED_IN_SASL = "the server closed the connection in the SASL exchange, as old servers do with wrong credentials"
+_TICKET_REFUSED = "the server refuses the ticket, as with an old keytab, another time, or another SASL mechanism"
 _MAX_SASL_ROUNDS = 5
 """DIGEST-MD5 takes three rounds. A server without a list of users never ends the exchange and reports no error."""
 _MIN_HANDSHAKE_SECONDS = 2.0
@@ -99,8 +100,8 @@ class Client(KazooClient):  # type: ignore[misc]
       accepts the connection and sends no response, as servers sometimes do to a returning session while they start.
     * ``on_granted`` gets the session timeout in seconds that the server *granted*, before the state becomes CONNECTED.
       Kazoo stores only the requested one.
-    * A refusal of the credentials ends the client and sets :attr:`refusal`. TLS handshakes that fail with every server
-      before the first session do the same. Kazoo would try forever.
+    * A refusal of the credentials ends the client and sets :attr:`refusal`. TLS handshakes and Kerberos logins that
+      fail with every server before the first session do the same. Kazoo would try forever.
     * A server that closes the connection is tried again, also during a SASL exchange. Kazoo would assume a refusal.
     * New znodes have the configured ACL, also in transactions.
 
@@ -108,6 +109,7 @@ class Client(KazooClient):  # type: ignore[misc]
         problem: Error of the last connection attempt, None if it succeeded.
         is_unresolvable: Whether the resolver answered in the last attempt that no host name has an address.
         refusal: Why this client has given up, as ``EnsembleRefusedError.refusal``, or None.
+        login: Principals of the last Kerberos login; None without Kerberos.
 
     """
 
@@ -135,7 +137,9 @@ class Client(KazooClient):  # type: ignore[misc]
         self.problem: str | None = None
         self.refusal: str | None = None
         self.is_unresolvable = False
-        self._tls_failures: dict[tuple[str, int], str] = {}
+        self.login: str | None = None
+        self._security = security
+        self._server_failures: dict[tuple[str, int], str] = {}
         self._sasl_rounds = 0
         self._session_seconds = session_timeout_seconds
         connection = self._connection
@@ -160,6 +164,8 @@ class Client(KazooClient):  # type: ignore[misc]
 
         def connect_and_classify(host: str, address: str, port: int) -> Any:
             self._sasl_rounds = 0
+            if security.auth == "kerberos":
+                self._log_in(host, port)
             try:
                 timeouts = connect(host, address, port)
             except Exception as error:
@@ -168,7 +174,7 @@ class Client(KazooClient):  # type: ignore[misc]
                     raise
                 raise replacement from error
             self.problem = None
-            self._tls_failures.clear()
+            self._server_failures.clear()
             return timeouts
 
         connection._invoke = invoke_and_report  # noqa: SLF001
@@ -185,6 +191,25 @@ class Client(KazooClient):  # type: ignore[misc]
         else:
             self.is_unresolvable, self.problem = lookup_problem(self.hosts)
         return addresses
+
+    def _log_in(self, host: str, port: int) -> None:
+        """Obtain the Kerberos tickets for a server.
+
+        It is done before the connection: the server prolongs the session at each connection, so a client without a
+        ticket would keep its contenders alive forever.
+        """
+        from lock_manager.zookeeper.kerberos import Login  # noqa: PLC0415 (gssapi is optional)
+
+        self.problem = "Kerberos: the KDC has not answered yet"
+        try:
+            login = Login(self._security, host)
+        except SASLException as error:
+            raise self._server_failure(f"Kerberos: {error}", (host, port)) from error
+        except ConnectionDropped as error:
+            self.problem = str(error)
+            raise
+        self.login = login.description
+        self._connection.sasl_options = login.sasl_options()
 
     @property
     def is_dead(self) -> bool:
@@ -204,17 +229,27 @@ class Client(KazooClient):  # type: ignore[misc]
             return ConnectionDropped(_CLOSED_IN_SASL)
         if isinstance(error, _CREDENTIALS_REFUSED):
             self.problem = self.refusal = type(error).__name__
+            if self._security.auth == "kerberos":
+                reasons = (str(cause) for cause in causes if isinstance(cause, SASLException))
+                self.problem = self.refusal = f"Kerberos: {next(reasons, _TICKET_REFUSED)}"
             return AuthFailedError(self.refusal)
         if tls_error is None or isinstance(tls_error, _TLS_CUT_SHORT):
-            self._tls_failures.pop(server, None)
+            self._server_failures.pop(server, None)
             was_closed = any(isinstance(cause, ConnectionResetError) for cause in causes) or "broken" in str(error)
             self.problem = _CLOSED_EARLY if was_closed and not self.use_ssl else describe_error(tls_error or causes[-1])
             return None
-        self.problem = self._tls_failures[server] = f"TLS: {describe_error(tls_error)}"
-        if self._session_id or len(self._tls_failures) < len(self.hosts):
-            return None
-        self.refusal = self.problem
-        return AuthFailedError(self.refusal)
+        return self._server_failure(f"TLS: {describe_error(tls_error)}", server)
+
+    def _server_failure(self, problem: str, server: tuple[str, int]) -> Any:
+        """Record that a server cannot be used; return the error for kazoo.
+
+        It is final if every server has failed in this way before the first session.
+        """
+        self.problem = self._server_failures[server] = problem
+        if self._session_id or len(self._server_failures) < len(self.hosts):
+            return ConnectionDropped(problem)
+        self.refusal = problem
+        return AuthFailedError(problem)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

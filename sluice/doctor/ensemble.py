@@ -87,6 +87,7 @@ def _session_findings(settings: LockSettings) -> list[Finding]:
     def run_checks() -> list[Finding]:
         return [
             _timeout_finding(session, settings),
+            *_login_findings(session),
             *_lock_root_findings(session, deadline),
             *_scratch_findings(session, deadline),
         ]
@@ -107,6 +108,15 @@ def _timeout_finding(session: Session, settings: LockSettings) -> Finding:
             f"{granted:g} s granted instead of {requested:g}: raise maxSessionTimeout if writers pause for longer",
         )
     return ok("session", f"timeout {granted:g} s")
+
+
+def _login_findings(session: Session) -> list[Finding]:
+    """Report the mechanism and the name of this client. The server has accepted both, or there would be no session."""
+    security, login = session.settings.security, session.client.login
+    if security.auth is None:
+        return []
+    mechanism = "SASL DIGEST-MD5" if security.auth == "sasl" else "digest"
+    return [ok("login", login or f"{mechanism}, {security.username}")]
 
 
 def _lock_root_findings(session: Session, deadline: Deadline) -> list[Finding]:

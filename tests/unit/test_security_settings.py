@@ -79,7 +79,11 @@ def test_kazoo_gets_credentials_and_an_acl(auth):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"auth": "kerberos"}, "sasl or digest"),
+        ({"auth": "gssapi"}, "kerberos, sasl or digest"),
+        ({"auth": "kerberos", "username": "etl"}, "username does not apply to auth=kerberos"),
+        ({"auth": "kerberos", "password": SECRET}, "password does not apply to auth=kerberos"),
+        ({**SASL, "kerberos_principal": "etl"}, "kerberos_principal does not apply to auth=sasl"),
+        ({"kerberos_keytab": "/nowhere"}, "kerberos_keytab needs auth=kerberos"),
         ({"auth": "sasl"}, "username is not"),
         ({"auth": "sasl", "username": "etl"}, "password is not"),
         ({"password": SECRET}, "auth is not"),
@@ -156,6 +160,26 @@ def test_repr_contains_no_private_key():
 def test_sasl_without_its_package_is_refused(monkeypatch):
     monkeypatch.setattr(security.importlib.util, "find_spec", lambda _: None)
     assert "pip install '.[sasl]' in a clone of Sluice" in error_of(Security, **SASL)
+
+
+def test_kerberos_without_its_packages_is_refused(monkeypatch):
+    monkeypatch.setattr(security.importlib.util, "find_spec", lambda _: None)
+    assert "[kerberos]" in error_of(Security, auth="kerberos")
+
+
+def test_kerberos_comes_from_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setattr(security.importlib.util, "find_spec", lambda _: object())
+    keytab = tmp_path / "etl.keytab"
+    keytab.touch()
+    names = {"PRINCIPAL": "etl", "KEYTAB": str(keytab), "SERVICE": "zk"}
+    environ = {f"SLUICE_ZK_KERBEROS_{name}": value for name, value in names.items()}
+    expected = Security(auth="kerberos", kerberos_principal="etl", kerberos_keytab=str(keytab), kerberos_service="zk")
+    assert from_env(SLUICE_ZK_AUTH="kerberos", **environ) == expected
+    assert acl_of(expected) == [ACL(Permissions.ALL, Id("auth", ""))]
+    keytab.unlink()
+    assert "the keytab that kerberos_keytab names cannot be read" in error_of(
+        from_env, SLUICE_ZK_AUTH="kerberos", **environ
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,319 @@
+"""Kerberos with a real KDC and real servers: logins, refusals, and the renewal of tickets."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lock_manager import (
+    EnsembleRefusedError,
+    EnsembleUnavailableError,
+    LockSettings,
+    Security,
+    ZookeeperLockManager,
+)
+from lock_manager.testing.embedded import EmbeddedZooKeeper
+from lock_manager.testing.server_security import ServerKerberos, ServerSecurity
+from sluice.commands.app import app
+from tests.support.kdc import REALM, Kdc, missing_program
+from tests.support.new_thread import in_new_thread
+
+MISSING = missing_program() or (None if importlib.util.find_spec("gssapi") else "the Python package gssapi")
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=f"Kerberos needs {MISSING}")
+
+TABLE = "s3://lake/secured"
+SERVER = "zookeeper/localhost"
+TIMEOUT_SECONDS = 60.0
+REFUSAL_SECONDS = 12.0
+#: A ticket that expires during a test. Its keytab gives a new one after half of this time.
+SHORT_SECONDS = 3
+WRITERS, ROUNDS = 3, 8
+#: Increments a number in a file, ROUNDS times. Without a lock, writers overwrite each other's numbers.
+WRITER = """
+import sys, time
+from pathlib import Path
+from lock_manager import LockSettings, ZookeeperLockManager
+counter = Path(sys.argv[1])
+with ZookeeperLockManager(LockSettings.from_env(timeout_seconds=60)) as manager:
+    for _ in range(int(sys.argv[2])):
+        with manager.acquire(sys.argv[3]):
+            number = int(counter.read_text())
+            time.sleep(0.01)
+            counter.write_text(str(number + 1))
+"""
+
+
+@pytest.fixture(scope="module")
+def kdc(tmp_path_factory) -> Iterator[Kdc]:
+    """A KDC, which the environment of this process names."""
+    with Kdc(tmp_path_factory.mktemp("kdc")) as center, pytest.MonkeyPatch.context() as patch:
+        for name, value in center.environment.items():
+            patch.setenv(name, value)
+        yield center
+
+
+@pytest.fixture(scope="module")
+def keytabs(kdc) -> dict[str, Path]:
+    return {
+        **{name: kdc.add(name) for name in ("etl", "ops", SERVER)},
+        **{name: kdc.add(name, ticket_seconds=SHORT_SECONDS) for name in ("brief", "renewed")},
+    }
+
+
+@pytest.fixture(scope="module")
+def requirements(kdc, keytabs) -> ServerSecurity:
+    """The requirements of a server that demands Kerberos."""
+    identity = ServerKerberos(principal=f"{SERVER}@{REALM}", keytab=keytabs[SERVER], configuration=kdc.configuration)
+    return ServerSecurity(kerberos=identity, schemes=("sasl",))
+
+
+@pytest.fixture(scope="module")
+def server(requirements) -> Iterator[EmbeddedZooKeeper]:
+    with EmbeddedZooKeeper(security=requirements) as ensemble:
+        yield ensemble
+
+
+@pytest.fixture(scope="module")
+def etl(keytabs) -> Security:
+    return Security(auth="kerberos", kerberos_principal="etl", kerberos_keytab=str(keytabs["etl"]))
+
+
+def hosts_of(server: EmbeddedZooKeeper) -> str:
+    """Return the host list with the name in the server's principal."""
+    return server.hosts.replace("127.0.0.1", "localhost")
+
+
+def manager_of(hosts: str, security: Security, **options: Any) -> ZookeeperLockManager:
+    settings = {"timeout_seconds": TIMEOUT_SECONDS, **options}
+    return ZookeeperLockManager(LockSettings(zk_hosts=hosts, security=security, **settings))
+
+
+def refusal(hosts: str, security: Security, **options: Any) -> str:
+    """Return the message of the refusal, one line. It must come in a fraction of the timeout."""
+    with manager_of(hosts, security, **options) as manager:
+        started = time.monotonic()
+        with pytest.raises(EnsembleRefusedError) as error:
+            manager.acquire(TABLE)
+        assert time.monotonic() - started < REFUSAL_SECONDS
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def environment_of(server: EmbeddedZooKeeper, security: Security) -> dict[str, str]:
+    """Return the variables with these settings for another process."""
+    return {
+        "SLUICE_ZK_HOSTS": hosts_of(server),
+        "SLUICE_ZK_AUTH": "kerberos",
+        "SLUICE_ZK_KERBEROS_PRINCIPAL": str(security.kerberos_principal),
+        "SLUICE_ZK_KERBEROS_KEYTAB": str(security.kerberos_keytab),
+    }
+
+
+def acquire_and_check(hosts: str, security: Security, **options: Any) -> None:
+    with manager_of(hosts, security, **options) as manager, manager.acquire(TABLE) as hold:
+        hold.check()
+
+
+# -- logins --------------------------------------------------------------------------------------------------------
+
+
+def test_writers_with_a_keytab_exclude_each_other(server, etl, tmp_path, monkeypatch):
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    for name, value in environment_of(server, etl).items():
+        monkeypatch.setenv(name, value)
+    command = [sys.executable, "-c", WRITER, str(counter), str(ROUNDS), TABLE]
+    writers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(WRITERS)]
+    for writer in writers:
+        _, errors = writer.communicate(timeout=TIMEOUT_SECONDS)
+        assert writer.returncode == 0, errors
+    assert int(counter.read_text()) == WRITERS * ROUNDS
+
+
+def test_another_principal_is_refused_below_the_lock_root(server, etl, keytabs):
+    """Each znode is for its creator. The server itself accepts every principal of the realm."""
+    acquire_and_check(hosts_of(server), etl)
+    second_principal = replace(etl, kerberos_principal="ops", kerberos_keytab=str(keytabs["ops"]))
+    assert "NoAuthError" in refusal(hosts_of(server), second_principal)
+    acl = f"sasl:etl@{REALM}:cdrwa,sasl:ops@{REALM}:cdrwa"
+    for security in (etl, second_principal):
+        acquire_and_check(hosts_of(server), replace(security, acl=acl), lock_root="/shared")
+
+
+def test_negative_control_an_open_server_accepts_a_client_without_a_ticket(server):
+    assert "SessionClosedRequireSaslError" in refusal(hosts_of(server), Security())
+    with EmbeddedZooKeeper() as open_server:
+        acquire_and_check(hosts_of(open_server), Security())
+
+
+def test_no_token_is_in_the_log(server, etl, caplog):
+    caplog.set_level(1)
+    acquire_and_check(hosts_of(server), etl, lock_root="/locks/logged")
+    assert "Sending request" in caplog.text
+    assert "SASL(" in caplog.text
+    assert caplog.text.count("SASL(") == caplog.text.count("SASL(…)")
+
+
+def test_doctor_reports_mechanism_and_principals(server, etl, keytabs, monkeypatch):
+    for name, value in environment_of(server, etl).items():
+        monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    findings = {finding["what"]: (finding["verdict"], finding["says"]) for finding in json.loads(result.stdout)}
+    verdict, text = findings["login"]
+    assert verdict == "ok"
+    assert f"Kerberos, etl@{REALM} to zookeeper/localhost; the ticket from the keytab is valid for " in text
+    monkeypatch.setenv("SLUICE_ZK_KERBEROS_KEYTAB", str(keytabs["ops"]))
+    result = CliRunner().invoke(app, ["doctor", "--json"])
+    assert result.exit_code == 1
+    findings = {finding["what"]: (finding["verdict"], finding["says"]) for finding in json.loads(result.stdout)}
+    verdict, text = findings["session"]
+    assert verdict == "failed"
+    assert "the keytab gives no ticket of etl: it has no key of the principal" in text
+    assert CliRunner().invoke(app, ["status"]).exit_code == 1
+
+
+# -- refusals of this client, of the KDC and of the server ---------------------------------------------------------
+
+
+def test_a_client_without_a_ticket_is_refused(server, kdc):
+    message = refusal(hosts_of(server), Security(auth="kerberos"))
+    assert "the ticket cache gives no ticket: No Kerberos credentials available" in message
+    assert "kinit" in message
+    assert "the ticket cache gives no ticket of etl" in refusal(
+        hosts_of(server), Security(auth="kerberos", kerberos_principal="etl")
+    )
+
+
+def test_a_keytab_without_the_principal_is_refused(server, etl, keytabs, tmp_path):
+    message = refusal(hosts_of(server), replace(etl, kerberos_keytab=str(keytabs["ops"])))
+    assert "the keytab gives no ticket of etl: it has no key of the principal" in message
+    junk = tmp_path / "junk"
+    junk.write_bytes(b"junk")
+    assert "the keytab gives no ticket: " in refusal(
+        hosts_of(server), Security(auth="kerberos", kerberos_keytab=str(junk))
+    )
+
+
+def test_a_key_that_the_kdc_has_replaced_is_refused(server, kdc, etl):
+    keytab = kdc.add("replaced")
+    kdc.change_key("replaced")
+    security = replace(etl, kerberos_principal="replaced", kerberos_keytab=str(keytab))
+    assert "the keytab gives no ticket of replaced: " in refusal(hosts_of(server), security)
+
+
+def test_a_server_that_the_kdc_does_not_know_is_refused(server, etl):
+    assert f"zookeeper/127.0.0.1@{REALM} not found in Kerberos database" in refusal(server.hosts, etl)
+    kafka = replace(etl, kerberos_service="kafka")
+    assert f"kafka/localhost@{REALM} not found in Kerberos database" in refusal(hosts_of(server), kafka)
+
+
+def test_a_server_without_the_name_of_a_principal_is_skipped(server, etl):
+    for _ in range(3):  # Kazoo tries the servers in random order.
+        acquire_and_check(f"{server.hosts},{hosts_of(server)}", etl)
+
+
+@pytest.mark.full
+def test_a_server_that_does_not_use_kerberos_is_refused(etl):
+    with EmbeddedZooKeeper() as open_server:
+        assert "it does not use Kerberos" in refusal(hosts_of(open_server), etl)
+    users = ServerSecurity(sasl_users={"etl": "password"}, schemes=("sasl",))
+    with EmbeddedZooKeeper(security=users) as digest_server:
+        assert "Kerberos: no login to the server zookeeper/localhost: " in refusal(hosts_of(digest_server), etl)
+
+
+@pytest.mark.full
+def test_a_server_with_another_key_is_refused(kdc, etl, requirements):
+    identity = replace(requirements.kerberos, principal=f"zookeeper/other@{REALM}", keytab=kdc.add("zookeeper/other"))
+    with EmbeddedZooKeeper(security=replace(requirements, kerberos=identity)) as other_server:
+        assert "the server refuses the ticket" in refusal(hosts_of(other_server), etl)
+
+
+def test_a_kdc_that_does_not_answer_is_an_outage(server, kdc, etl):
+    security = replace(etl, kerberos_principal="late", kerberos_keytab=str(kdc.add("late")), acl="world:anyone:cdrwa")
+    acquire_and_check(hosts_of(server), etl)
+    kdc.stop()
+    try:
+        acquire_and_check(hosts_of(server), etl)  # Its ticket is still valid.
+        with manager_of(hosts_of(server), security, lock_root="/late") as manager:
+            with pytest.raises(EnsembleUnavailableError, match="Kerberos: Cannot contact any KDC"):
+                manager.acquire(TABLE, timeout_seconds=1)
+            kdc.start()
+            manager.acquire(TABLE).release()
+    finally:
+        kdc.start()
+
+
+# -- renewal -------------------------------------------------------------------------------------------------------
+
+
+def restart(ensemble: EmbeddedZooKeeper) -> None:
+    (server,) = ensemble.servers
+    server.start()
+    server.wait_until_serving(time.monotonic() + TIMEOUT_SECONDS)
+
+
+@pytest.mark.full
+def test_a_keytab_renews_tickets_and_a_hold_survives_a_restart(requirements, kdc, keytabs, eventually):
+    security = Security(auth="kerberos", kerberos_keytab=str(keytabs["renewed"]))
+    with (
+        EmbeddedZooKeeper(security=requirements) as ensemble,
+        manager_of(hosts_of(ensemble), security, session_timeout_seconds=30) as manager,
+    ):
+        hold = manager.acquire(TABLE)
+        ensemble.servers[0].stop()
+        first_ticket = kdc.issue_times("renewed")[0]
+        eventually(lambda: kdc.issue_times("renewed")[-1] > first_ticket + SHORT_SECONDS)
+        restart(ensemble)
+        hold.check(timeout_seconds=15)
+        hold.release()
+
+
+@pytest.mark.full
+def test_negative_control_an_expired_ticket_of_the_cache_is_refused_until_kinit(requirements, kdc, keytabs, eventually):
+    security = Security(auth="kerberos", kerberos_principal="brief")
+    kdc.log_in("brief", keytabs["brief"])
+    with (
+        EmbeddedZooKeeper(security=requirements) as ensemble,
+        manager_of(hosts_of(ensemble), security, session_timeout_seconds=60) as manager,
+    ):
+        hold = manager.acquire(TABLE)
+        client = manager._session.client
+        ensemble.servers[0].stop()
+        eventually(lambda: "the ticket has expired" in (client.problem or ""))
+        restart(ensemble)
+        assert "the ticket has expired" in refusal(hosts_of(ensemble), security)
+        with pytest.raises(EnsembleUnavailableError, match="the ticket has expired"):
+            hold.check(timeout_seconds=2)
+        kdc.log_in("brief", keytabs["brief"])
+        hold.check(timeout_seconds=15)
+        hold.release()
+
+
+@pytest.mark.full
+def test_a_holder_without_a_ticket_does_not_keep_its_lock(requirements, kdc, etl, keytabs, eventually):
+    """Attempts to connect prolong a session, so a client without a ticket must not connect."""
+    acl = "world:anyone:cdrwa"
+    kdc.log_in("brief", keytabs["brief"])
+    security = Security(auth="kerberos", kerberos_principal="brief", acl=acl)
+    with (
+        EmbeddedZooKeeper(security=requirements) as ensemble,
+        manager_of(hosts_of(ensemble), security, session_timeout_seconds=4) as manager,
+        manager_of(hosts_of(ensemble), replace(etl, acl=acl)) as next_manager,
+    ):
+        hold = manager.acquire(TABLE)
+        client = manager._session.client
+        ensemble.servers[0].stop()
+        eventually(lambda: "the ticket has expired" in (client.problem or ""))
+        restart(ensemble)
+        in_new_thread(next_manager.acquire, TABLE, timeout_seconds=20).result()
+        assert not hold.is_valid()
