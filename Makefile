@@ -9,6 +9,8 @@ UV := $(VENV)/bin/uv
 PY := $(VENV)/bin/python
 # uv installs the pinned set in a third of pip's time. PySpark, one of the packages, is a source archive of 450 MB.
 UV_VERSION := 0.13.9
+# For the tests of Kerberos. It has no wheel for Linux, so it is not in requirements.txt.
+GSSAPI_VERSION := 1.12.0
 ARGS ?=
 # Tests mostly wait for other processes, so more workers than processors are useful. A driver needs 1 GB of memory.
 WORKERS ?= 5
@@ -35,6 +37,9 @@ $(READY): requirements.txt pyproject.toml $(wildcard sluice/jars/*.lock)
 	@$(PY) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@$(UV) pip install --quiet -r requirements.txt
 	@$(UV) pip install --quiet --no-deps -e .
+	@command -v krb5-config > /dev/null || exit 0; \
+	GSSAPI_COMPILER_ARGS=-O0 $(UV) pip install --quiet gssapi==$(GSSAPI_VERSION) || \
+	echo "gssapi could not be compiled, so the tests of Kerberos are skipped" >&2
 	@$(VENV)/bin/sluice jars
 	@touch $@
 
@@ -132,7 +137,7 @@ dist: $(LOG_STORE) ## The zip for spark-submit --py-files, in build/
 
 lock: $(LOG_STORE) ## Pin requirements.txt again from the ranges in pyproject.toml
 	@{ sed -n 1p requirements.txt; $(UV) pip compile --quiet --upgrade --all-extras --python-version 3.11 \
-	    --no-header --no-annotate pyproject.toml; } > requirements.txt.new && mv requirements.txt.new requirements.txt
+	    --no-emit-package gssapi --no-emit-package decorator --no-header --no-annotate pyproject.toml; } > requirements.txt.new && mv requirements.txt.new requirements.txt
 
 clean: ## Remove .venv and everything that was built
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse $(LOG_STORE)

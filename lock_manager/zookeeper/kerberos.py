@@ -59,26 +59,26 @@ class Login:
             cache = f"MEMORY:sluice:{security.kerberos_keytab}:{name or ''}"
             store = {"client_keytab": security.kerberos_keytab, "ccache": cache}
         source = "the ticket cache" if security.kerberos_keytab is None else "the keytab"
-        server = f"{security.kerberos_service}/{host}"
 
         def acquire_ticket() -> Any:
             principal = gssapi.Name(name, gssapi.NameType.kerberos_principal) if name else None
-            credentials = gssapi.Credentials(usage="initiate", name=principal, store=store)
-            self.description = (
-                f"Kerberos, {credentials.name} to {server}; the ticket from {source} is valid for "
-                f"{credentials.lifetime} s"
-            )
-            return credentials
+            return gssapi.Credentials(usage="initiate", name=principal, store=store)
 
         def start_exchange() -> bytes | None:
             service = gssapi.Name(f"{security.kerberos_service}@{host}", gssapi.NameType.hostbased_service)
             flags = [gssapi.RequirementFlag.mutual_authentication, gssapi.RequirementFlag.integrity]
             self._context = gssapi.SecurityContext(usage="initiate", name=service, creds=credentials, flags=flags)
             token: bytes | None = self._context.step()
+            # krb5.conf may replace the host name by another one. The realm is empty if the KDC chooses it.
+            server = str(service.canonicalize(gssapi.MechType.kerberos)).rstrip("@")
+            self.description = (
+                f"Kerberos, {credentials.name} to {server}; the ticket from {source} is valid for "
+                f"{credentials.lifetime} s"
+            )
             return token
 
         credentials = _call(f"{source} gives no ticket{client}", acquire_ticket)
-        self._problem = f"no login to the server {server}"
+        self._problem = f"no login to the server {security.kerberos_service}/{host}"
         self._first_token = _call(self._problem, start_exchange)
 
     def sasl_options(self) -> dict[str, Any]:

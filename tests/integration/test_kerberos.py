@@ -238,6 +238,7 @@ def test_a_server_with_another_key_is_refused(kdc, etl, requirements):
         assert "the server refuses the ticket" in refusal(hosts_of(other_server), etl)
 
 
+@pytest.mark.full
 def test_a_kdc_that_does_not_answer_is_an_outage(server, kdc, etl):
     security = replace(etl, kerberos_principal="late", kerberos_keytab=str(kdc.add("late")), acl="world:anyone:cdrwa")
     acquire_and_check(hosts_of(server), etl)
