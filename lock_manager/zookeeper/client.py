@@ -198,12 +198,12 @@ class Client(KazooClient):  # type: ignore[misc]
         It is done before the connection: the server prolongs the session at each connection, so a client without a
         ticket would keep its contenders alive forever.
         """
-        from lock_manager.zookeeper.kerberos import Login  # noqa: PLC0415 (gssapi is optional)
-
         self.problem = "Kerberos: the KDC has not answered yet"
         try:
+            from lock_manager.zookeeper.kerberos import Login  # noqa: PLC0415 (gssapi is optional)
+
             login = Login(self._security, host)
-        except SASLException as error:
+        except (ImportError, SASLException) as error:
             raise self._server_failure(f"Kerberos: {error}", (host, port)) from error
         except ConnectionDropped as error:
             self.problem = str(error)
