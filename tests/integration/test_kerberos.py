@@ -36,7 +36,7 @@ SERVER = "zookeeper/localhost"
 TIMEOUT_SECONDS = 60.0
 REFUSAL_SECONDS = 12.0
 #: A ticket that expires during a test. Its keytab gives a new one after half of this time.
-SHORT_SECONDS = 3
+SHORT_SECONDS = 5
 WRITERS, ROUNDS = 3, 8
 #: Increments a number in a file, ROUNDS times. Without a lock, writers overwrite each other's numbers.
 WRITER = """
@@ -282,11 +282,11 @@ def test_a_keytab_renews_tickets_and_a_hold_survives_a_restart(requirements, kdc
 @pytest.mark.full
 def test_negative_control_an_expired_ticket_of_the_cache_is_refused_until_kinit(requirements, kdc, keytabs, eventually):
     security = Security(auth="kerberos", kerberos_principal="brief")
-    kdc.log_in("brief", keytabs["brief"])
     with (
         EmbeddedZooKeeper(security=requirements) as ensemble,
         manager_of(hosts_of(ensemble), security, session_timeout_seconds=60) as manager,
     ):
+        kdc.log_in("brief", keytabs["brief"])
         hold = manager.acquire(TABLE)
         client = manager._session.client
         ensemble.servers[0].stop()
@@ -304,13 +304,13 @@ def test_negative_control_an_expired_ticket_of_the_cache_is_refused_until_kinit(
 def test_a_holder_without_a_ticket_does_not_keep_its_lock(requirements, kdc, etl, keytabs, eventually):
     """Attempts to connect prolong a session, so a client without a ticket must not connect."""
     acl = "world:anyone:cdrwa"
-    kdc.log_in("brief", keytabs["brief"])
     security = Security(auth="kerberos", kerberos_principal="brief", acl=acl)
     with (
         EmbeddedZooKeeper(security=requirements) as ensemble,
         manager_of(hosts_of(ensemble), security, session_timeout_seconds=4) as manager,
         manager_of(hosts_of(ensemble), replace(etl, acl=acl)) as next_manager,
     ):
+        kdc.log_in("brief", keytabs["brief"])
         hold = manager.acquire(TABLE)
         client = manager._session.client
         ensemble.servers[0].stop()
