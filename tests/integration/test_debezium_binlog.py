@@ -44,7 +44,8 @@ def test_changes_of_a_compressed_transaction_are_ordered(
     *,
     has_total_order: bool,
 ) -> None:
-    messages = [change(number, has_total_order=has_total_order) for number in order]
+    origin = IN_FILE if has_total_order else IN_TOPIC
+    messages = [change(number, has_total_order=has_total_order, origin=origin) for number in order]
     writer = LockedDeltaWriter(spark, manager, str(tmp_path / "table"))
     for batch in [messages] if batch_count == 1 else [[update] for update in messages]:
         apply_events(writer, frame(spark, batch))

@@ -37,6 +37,19 @@ from writer_jobs.feeds.debezium.decoded_batch import DecodedBatch
 
 pytestmark = pytest.mark.spark
 
+_EPOCH_DAY = 719_528
+_DAYS_OF_400_YEARS = 146_097
+
+
+def overflowed(text: str) -> int:
+    """Return the days from 1970 to a date as Java's ``(int) LocalDate.parse(text).toEpochDay()``."""
+    year, month, day = (int(part) for part in text.rsplit("-", 2))
+    # Python has the years 1 to 9999.
+    days = date(2000 + year % 400, month, day).toordinal() - date(2000, 1, 1).toordinal()
+    days += year // 400 * _DAYS_OF_400_YEARS - _EPOCH_DAY
+    return (days + 2**31) % 2**32 - 2**31
+
+
 ISO_TIME = logical("string", "io.debezium.time.IsoTimestamp")
 #: Schema, the values that mean infinity and minus infinity, and values that do not.
 FORMS: dict[str, tuple[Json, list[tuple[Any, Any]], list[Any]]] = {
@@ -59,9 +72,14 @@ FORMS: dict[str, tuple[Json, list[tuple[Any, Any]], list[Any]]] = {
     ),
     "day": (
         DATE,
-        [(-2_147_472_693, -2_147_472_692), (-622_191_233, -622_191_234), (-625_821_272, -625_821_271)],
-        # The first date of PostgreSQL is in the year 4714 before Christ.
-        [-2_440_588, 2_932_897, 0],
+        [
+            (overflowed("-5877611-06-21"), overflowed("-5877611-06-22")),
+            (overflowed("+292278994-08-17"), overflowed("+292269055-12-03")),
+            (overflowed("+292278994-08-16"), overflowed("+292269055-12-02")),
+            (overflowed("+5877611-06-21"), overflowed("-5877611-06-22")),
+        ],
+        # The first and the last date of PostgreSQL are in the years 4714 before Christ and 5874897.
+        [overflowed("-4713-11-24"), overflowed("+5874897-12-31"), 0],
     ),
     "iso_day": (
         ISO_DATE,
@@ -69,6 +87,7 @@ FORMS: dict[str, tuple[Json, list[tuple[Any, Any]], list[Any]]] = {
             ("infinity", "-infinity"),
             ("-5877611-06-21Z", "-5877611-06-22Z"),
             ("+292278994-08-17Z", "+292269055-12-02Z"),
+            ("+292278994-08-16Z", "+292269055-12-03Z"),
         ],
         ["2024-02-29", "-4713-11-24Z"],
     ),
@@ -147,7 +166,7 @@ def test_every_reader_can_collect_the_largest_times(
 ) -> None:
     nested = {"type": "array", "items": ZONED}
     schema = envelope_schema(struct(id=INT, at=MICROS, local=MICROS, day=DATE, times=nested))
-    row = {"at": 2**63 - 1, "local": -(2**63), "day": -2_147_472_693, "times": ["-infinity", None]}
+    row = {"at": 2**63 - 1, "local": -(2**63), "day": -2_147_472_692, "times": ["-infinity", None]}
     location = str(tmp_path / "table")
     writer = LockedDeltaWriter(spark, manager, location)
     writer.append(spark.createDataFrame([], "id bigint, local timestamp_ntz"))
@@ -163,7 +182,7 @@ def test_every_reader_can_collect_the_largest_times(
 
 def test_the_value_before_a_change_may_be_infinite(spark: SparkSession) -> None:
     schema = envelope_schema(struct(id=INT, until=DATE))
-    images = {"before": {"id": 1, "until": -2_147_472_693}, "after": {"id": 1, "until": 0}}
+    images = {"before": {"id": 1, "until": -2_147_472_692}, "after": {"id": 1, "until": 0}}
     update = message({"id": 1}, with_schema(event("u", 1, **images), schema))
     with decode(frame(spark, [update]), table=None, keys=["until"], infinity="largest") as batch:
         rows = {row["until"]: row["__sluice_deletes"] for row in batch.changes.collect()}

@@ -106,18 +106,27 @@ def test_negative_control_without_sequences_a_late_value_is_lost(spark: SparkSes
     assert target.rows() == {1: {"id": 1, "name": "z", "note": "first"}}
 
 
-def test_a_value_from_before_a_delete_is_not_kept(target: Target) -> None:
+@pytest.mark.parametrize(
+    "batches", [[[2], [4]], [[4], [2]], [[2, 4]], [[4, 2]]], ids=lambda batches: "-".join(map(str, batches))
+)
+def test_a_value_from_before_a_delete_is_not_kept(target: Target, batches: list[list[int]]) -> None:
+    changes = {2: change(2, "d"), 4: change(4, "u", name="d", note=PLACEHOLDER)}
     target.apply(change(1, "c", name="a", note="first"))
-    target.apply(change(4, "u", name="d", note=PLACEHOLDER), change(2, "d"))
-    assert target.rows() == {1: {"id": 1, "name": "d", "note": None}}
+    results = [target.apply(*(changes[lsn] for lsn in batch)) for batch in batches]
+    assert (target.rows(), results[-1].incomplete) == ({1: {"id": 1, "name": "d", "note": None}}, 1)
+    # Nor does an older change return, although the delete has a newer change of its key in its batch.
+    target.apply(change(1, "c", name="a", note="first"))
+    assert target.rows()[1]["note"] is None
     target.apply(change(3, "c", name="c", note="second"))
     assert target.rows() == {1: {"id": 1, "name": "d", "note": "second"}}
 
-    target.apply(change(5, "d"))
-    result = target.apply(change(3, "c", name="c", note="second"), change(8, "u", name="h", note=PLACEHOLDER))
+
+@pytest.mark.full
+def test_a_value_from_before_an_earlier_delete_is_not_used(target: Target) -> None:
+    target.apply(change(1, "c", name="a", note="first"))
+    target.apply(change(6, "d"))
+    result = target.apply(change(4, "u", name="c", note="old"), change(8, "u", name="h", note=PLACEHOLDER))
     assert (target.rows(), result.incomplete) == ({1: {"id": 1, "name": "h", "note": None}}, 1)
-    target.apply(change(7, "c", name="g", note="third"))
-    assert target.rows() == {1: {"id": 1, "name": "h", "note": "third"}}
 
 
 def test_two_values_of_one_sequence_are_refused(target: Target) -> None:
@@ -160,16 +169,38 @@ def test_a_history_makes_unavailable_values_dead_letters(target: Target) -> None
     assert target.apply(*messages, stored_as_scd_type=2).dead_letters == 1
 
 
-def test_changes_may_lack_columns(spark: SparkSession, target: Target) -> None:
-    columns = "id int, seq int, note string, has_note boolean"
-    changes = spark.createDataFrame([(1, 1, "a", True), (1, 2, None, False)], columns)
-    options: Any = {"keys": ["id"], "sequence_by": "seq", "except_column_list": ["has_note"]}
+CHANGES = "id int, seq int, note string, has_note boolean, is_delete boolean"
+
+
+def apply(target: Target, *rows: tuple[Any, ...], **options: Any) -> ChangesResult:
+    return apply_changes(
+        target.writer,
+        target.spark.createDataFrame(list(rows), CHANGES),
+        keys=["id"],
+        sequence_by="seq",
+        apply_as_deletes="is_delete",
+        except_column_list=["has_note", "is_delete"],
+        **{"unchanged_columns": {"NOTE": "NOT has_note"}, **options},
+    )
+
+
+def test_changes_may_lack_columns(target: Target) -> None:
     with pytest.raises(ValueError, match="each change must contain id"):
-        apply_changes(target.writer, changes, **options, unchanged_columns={"id": "true"})
+        apply(target, (1, 1, "a", True, False), unchanged_columns={"id": "true"})
     with pytest.raises(ChangesError, match="the changes have no column other"):
-        apply_changes(target.writer, changes, **options, unchanged_columns={"other": "true"})
-    apply_changes(target.writer, changes, **options, unchanged_columns={"NOTE": "NOT has_note"})
-    assert target.rows() == {1: {"id": 1, "seq": 2, "note": "a"}}
+        apply(target, (1, 1, "a", True, False), unchanged_columns={"other": "true"})
+    # The values of a delete do not count.
+    apply(target, (1, 1, "a", True, False), (1, 2, None, False, False))
+    apply(target, (2, 1, "x", True, True), (2, 3, None, False, False))
+    assert target.rows() == {1: {"id": 1, "seq": 2, "note": "a"}, 2: {"id": 2, "seq": 3, "note": None}}
+    for rival in [(1, 2, "b", True, True), (1, 1, "c", True, False)]:
+        with pytest.raises(ChangesError, match="has the sequence of the table's row and differs from it: id="):
+            apply(target, rival)
+    # A batch without the column does not change whose value is newest.
+    newer = target.spark.createDataFrame([(2, 9)], "id int, seq int")
+    apply_changes(target.writer, newer, keys=["id"], sequence_by="seq")
+    apply(target, (2, 2, "late", True, False))
+    assert target.rows()[2] == {"id": 2, "seq": 9, "note": "late"}
 
 
 def toast_history(number: int) -> tuple[list[dict[int, Json]], list[Message]]:

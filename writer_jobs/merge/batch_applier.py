@@ -26,7 +26,6 @@ from writer_jobs.locking import locked_all
 from writer_jobs.merge.batch import ChangeBatch
 from writer_jobs.merge.batch_records import BatchRecord, BatchRecords
 from writer_jobs.merge.change_spec import SEQ
-from writer_jobs.merge.column_sequences import SEQUENCES, without_values_before
 from writer_jobs.merge.merge_sql import T
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.merge.side_table import SideTable
@@ -80,7 +79,8 @@ class BatchApplier:
         self._deadline = lock_deadline(write_options, writer.manager)
 
     def close(self) -> None:
-        """Release the local checkpoint of the batch."""
+        """Release the local checkpoints of the batch."""
+        self._model.close()
         self.batch.close()
 
     def run(self) -> ChangesResult:
@@ -238,10 +238,8 @@ class BatchApplier:
         feed, rows = feed_of(state), self.batch.rows
         if feed is None or feed.truncated_at is None:
             return rows
-        truncated_at = parsed_sequence(feed.truncated_at, rows.schema[SEQ].dataType)
-        if SEQUENCES in rows.columns:
-            rows = without_values_before(rows, self._spec.names_of_unchanged(rows.columns), truncated_at)
-        return rows.where(F.col(SEQ) >= truncated_at)
+        self._model.truncated_at = parsed_sequence(feed.truncated_at, rows.schema[SEQ].dataType)
+        return rows.where(F.col(SEQ) >= self._model.truncated_at)
 
     def _undo_ended_batches(self, locked_partitions: tuple[str, ...] | None, lock: Lock) -> None:
         """Delete the side rows of batches that ended before the commit to the table, in the locked partitions."""

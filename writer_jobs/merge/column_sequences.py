@@ -4,40 +4,45 @@ A column that a change does not contain keeps its value. Changes may arrive in a
 newest earlier change that contains the column. The table stores the sequence of this change in ``COLUMN_SEQUENCES``: an
 older change that arrives later can still be the one that has the value.
 
-A delete counts as a change that sets all columns to null. A change of a row after a delete does not get values from
-before the delete.
+A row after a delete has no values from before the delete. So the delete of a key has a tombstone, also if the batch
+has a newer change of the key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.merge.change_spec import COLUMN_SEQUENCES, DELETED, SEQ, UNCHANGED
-from writer_jobs.merge.merge_sql import S, T, any_of, as_stored, comparable, fail_where, match_on, qualified
+from writer_jobs.merge.merge_sql import S, T, any_of, as_stored, comparable_value, match_on, qualified, with_keys
 
 #: Column of folded changes, with the contents of ``COLUMN_SEQUENCES``.
 SEQUENCES = "__sluice_column_sequences"
-_NEWEST, _IS_CHANGED, _IS_AMBIGUOUS = "__sluice_newest_values", "__sluice_is_changed", "__sluice_is_ambiguous"
+#: Column of folded changes: the sequence of the newest delete of the group; null without one.
+DELETED_AT = "__sluice_deleted_at"
+_NEWEST, _IS_CHANGED = "__sluice_newest_values", "__sluice_is_changed"
 
 
 def with_newest_values(changes: DataFrame, group: WindowSpec, columns: Sequence[str], ambiguous: str) -> DataFrame:
-    """Fill the columns that a change does not contain with the newest values of the changes of its group.
+    """Fill the columns that the newest change of each group does not contain with values of earlier changes.
 
-    ``UNCHANGED`` is replaced by ``SEQUENCES``. The result is right for the newest change of each group.
+    The values are those of the newest change that contains the column and is newer than each delete of the group.
+    ``SEQUENCES`` and ``DELETED_AT`` replace ``UNCHANGED``. Other changes of a group do not have useful values.
 
     Args:
         changes: Changes with ``UNCHANGED``.
         group: The changes of a group, in descending order of their sequences.
         columns: Columns that some changes do not contain.
-        ambiguous: Name of the boolean column that is true if a different change has the same sequence. It becomes true
-            if this holds for a change that gives a value.
+        ambiguous: Name of a boolean column: whether a different change of the group has the same sequence. It becomes
+            true if this holds for a change whose value is used.
 
     """
     whole_group = group.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    changes = changes.withColumn(DELETED_AT, F.max(F.when(F.col(DELETED), F.col(SEQ))).over(whole_group))
+    is_current = F.col(DELETED_AT).isNull() | (F.col(SEQ) > F.col(DELETED_AT))
 
     def is_unchanged(name: str) -> Column:
         return ~F.col(DELETED) & F.array_contains(UNCHANGED, name.lower())
@@ -46,14 +51,11 @@ def with_newest_values(changes: DataFrame, group: WindowSpec, columns: Sequence[
         value = F.struct(
             F.col(SEQ).alias("sequence"), F.col(quoted(name)).alias("value"), F.col(ambiguous).alias("fails")
         )
-        return F.first(F.when(~is_unchanged(name), value), ignorenulls=True).over(whole_group)
+        return F.first(F.when(is_current & ~is_unchanged(name), value), ignorenulls=True).over(whole_group)
 
     newest_values = changes.withColumn(_NEWEST, F.struct(*(newest_value(name).alias(name) for name in columns)))
     newest = {name: F.col(_NEWEST).getField(name) for name in columns}
-    entries = [
-        F.when(is_unchanged(name), F.struct(F.lit(name.lower()), value.getField("sequence")))
-        for name, value in newest.items()
-    ]
+    entries = [F.when(is_unchanged(name), _entry(name, value.getField("sequence"))) for name, value in newest.items()]
     fails = (
         is_unchanged(name) & F.coalesce(value.getField("fails"), F.expr("false")) for name, value in newest.items()
     )
@@ -68,85 +70,158 @@ def with_newest_values(changes: DataFrame, group: WindowSpec, columns: Sequence[
     )
 
 
-def without_values_before(rows: DataFrame, columns: Sequence[str], tombstone: Column) -> DataFrame:
-    """Reset the columns whose value is older than the tombstone of the row's key, to a null without a sequence.
-
-    ``columns`` are those that some changes do not contain.
-    """
-    sequences = F.col(SEQUENCES)
-    is_older = {name: F.coalesce(sequences[name.lower()] < tombstone, F.expr("false")) for name in columns}
-    return rows.withColumns(
-        {
-            **{name: F.when(~is_older[name], F.col(quoted(name))) for name in columns},
-            SEQUENCES: F.transform_values(
-                sequences, lambda _, sequence: F.when(tombstone.isNull() | (sequence >= tombstone), sequence)
-            ),
-        }
-    )
-
-
 def with_stored_values(
-    rows: DataFrame, table: DataFrame, keys: Sequence[str], columns: Sequence[str], sequence: str
+    rows: DataFrame,
+    table: DataFrame,
+    keys: Sequence[str],
+    columns: Sequence[str],
+    sequence: str,
+    truncated_at: Column | None,
 ) -> DataFrame:
     """Return the rows that a batch changes, each with the newest value of every column.
 
-    A value is that of the batch or that of the table, whichever has the larger sequence. Rows that stay as they are in
-    the table are dropped. The result has the columns of ``rows``, and ``SEQUENCES``. It fails when it is read if the
-    batch and the table have different values of one column with the same sequence.
+    A value is that of the batch or that of the table, whichever has the larger sequence, if no delete of the key is
+    newer; otherwise null, without a sequence. Rows that stay as they are in the table are dropped. The result has the
+    keys, the columns, ``SEQ``, ``DELETED`` and ``SEQUENCES``. It fails when it is read if the batch and the table have
+    different values of one column with the same sequence.
 
     Args:
-        rows: Folded changes, at most one for each key.
+        rows: Folded changes, at most one for each key, with ``DELETED_AT``: the sequence of the newest known delete.
         table: At least all rows of the table that may have these keys, with the column ``COLUMN_SEQUENCES``.
         keys: Columns that together identify a row.
         columns: Columns that the table gets.
         sequence: Table column with a row's sequence.
+        truncated_at: Sequence of the last truncate of the source table; None without one.
 
     """
     rows = as_stored(rows, table.schema)
+    names = [name for name in columns if name not in keys]
+    rows_of_keys = _with_stored_rows(rows, table, keys, names, sequence, truncated_at)
+    row_sequence, stored_row_sequence = F.col("__sluice_row_sequence"), F.col("__sluice_stored_row_sequence")
+    is_stored, is_delete = F.col("__sluice_is_stored"), F.col("__sluice_is_delete")
+    is_newer = ~is_stored | stored_row_sequence.isNull() | (row_sequence > stored_row_sequence)
+
+    def fields_of(column: str, expression: Callable[[str], Column]) -> Column:
+        return F.struct(*(expression(name).alias(name) for name in names)).alias(column)
+
+    def of_column(column: str, name: str) -> Column:
+        return F.col(column).getField(name)
+
+    def is_new_value(name: str) -> Column:
+        value_sequence, stored_sequence = (
+            of_column("__sluice_sequences", name),
+            of_column("__sluice_stored_sequences", name),
+        )
+        is_later = value_sequence.isNotNull() & (stored_sequence.isNull() | (value_sequence > stored_sequence))
+        return ~is_stored | (~is_delete & F.coalesce(is_later, F.expr("false")))
+
+    def is_deleted_value(name: str) -> Column:
+        return F.coalesce(of_column("__sluice_stored_sequences", name) < F.col(DELETED_AT), F.expr("false"))
+
+    def is_rival(name: str) -> Column:
+        field = rows.schema[name]
+        value = comparable_value(field, of_column("__sluice_values", name))
+        stored_value = comparable_value(field, of_column("__sluice_stored_values", name))
+        has_same_sequence = of_column("__sluice_sequences", name) == of_column("__sluice_stored_sequences", name)
+        return ~is_delete & has_same_sequence & ~value.eqNullSafe(stored_value)
+
+    is_rival_delete = is_delete & (row_sequence == stored_row_sequence)
+    choices = rows_of_keys.select(
+        "*",
+        is_newer.alias("__sluice_is_newer"),
+        F.when(is_newer, row_sequence).otherwise(stored_row_sequence).alias("__sluice_newest_sequence"),
+        fields_of("__sluice_is_new", is_new_value),
+        fields_of("__sluice_is_deleted", is_deleted_value),
+        any_of([is_rival_delete, *map(is_rival, names)]).alias("__sluice_is_ambiguous"),
+    )
+
+    def newest(name: str, column: str, stored_column: str) -> Column:
+        stored_value = F.when(~of_column("__sluice_is_deleted", name), of_column(stored_column, name))
+        return F.when(of_column("__sluice_is_new", name), of_column(column, name)).otherwise(stored_value)
+
+    newest_rows = choices.select(
+        "*",
+        fields_of(
+            "__sluice_newest_sequences", lambda name: newest(name, "__sluice_sequences", "__sluice_stored_sequences")
+        ),
+    )
+    entries = [
+        F.when(
+            ~of_column("__sluice_newest_sequences", name).eqNullSafe(F.col("__sluice_newest_sequence")),
+            _entry(name, of_column("__sluice_newest_sequences", name)),
+        )
+        for name in names
+    ]
+    message = with_keys("a change has the sequence of the table's row and differs from it: ", keys)
+    error = F.raise_error(message).cast("boolean")
+    is_deleted_row = F.col("__sluice_is_delete") & F.col("__sluice_is_newer")
+    is_changed = [of_column(column, name) for column in ("__sluice_is_new", "__sluice_is_deleted") for name in names]
+    return newest_rows.where(any_of([F.col("__sluice_is_newer"), F.col("__sluice_is_ambiguous"), *is_changed])).select(
+        *map(quoted, keys),
+        *(newest(name, "__sluice_values", "__sluice_stored_values").alias(name) for name in names),
+        F.col("__sluice_newest_sequence").alias(SEQ),
+        # Each clause of the merge reads DELETED.
+        F.when(F.col("__sluice_is_ambiguous"), error).otherwise(is_deleted_row).alias(DELETED),
+        F.when(~is_deleted_row, _as_map(entries, F.col("__sluice_other_sequences"))).alias(SEQUENCES),
+    )
+
+
+def _with_stored_rows(
+    rows: DataFrame,
+    table: DataFrame,
+    keys: Sequence[str],
+    names: Sequence[str],
+    sequence: str,
+    truncated_at: Column | None,
+) -> DataFrame:
+    """Join rows with the table's rows; see :func:`with_stored_values`.
+
+    Returns:
+        The keys, ``DELETED_AT``, and these columns, each with the prefix ``__sluice_``: ``values`` and ``sequences`` of
+        the columns ``names`` in the batch, without those that are older than a delete; ``stored_values`` and
+        ``stored_sequences`` in the table; ``row_sequence`` and ``stored_row_sequence``; ``is_stored``; ``is_delete``;
+        ``other_sequences``.
+
+    """
     if SEQUENCES not in rows.columns:
         rows = rows.withColumn(SEQUENCES, F.lit(None).cast(table.schema[COLUMN_SEQUENCES].dataType))
     stored_rows = table.join(rows.select(*map(quoted, keys)), list(keys), "left_semi")
     joined_rows = rows.alias(S).join(stored_rows.alias(T), match_on(keys, F.expr("true")), "left")
-    is_stored, is_delete = qualified(T, keys[0]).isNotNull(), qualified(S, DELETED)
     row_sequence, stored_row_sequence = qualified(S, SEQ), qualified(T, sequence)
-    is_newer = ~is_stored | stored_row_sequence.isNull() | (row_sequence > stored_row_sequence)
-    newest_sequence = F.when(is_newer, row_sequence).otherwise(stored_row_sequence)
-    values, entries = [], []
-    are_replaced, are_ambiguous = [is_newer], [is_delete & (row_sequence == stored_row_sequence)]
-    for name in columns:
-        if name in keys:
-            continue
-        value, stored_value = qualified(S, name), qualified(T, name)
+    deleted_at = qualified(S, DELETED_AT)
+    if truncated_at is not None:
+        deleted_at = F.greatest(deleted_at, truncated_at)
+
+    def sequence_in_batch(name: str) -> Column:
         value_sequence = _sequence_of(name, qualified(S, SEQUENCES), row_sequence)
-        stored_sequence = _sequence_of(name, qualified(T, COLUMN_SEQUENCES), stored_row_sequence)
-        is_replaced = ~is_stored | F.coalesce(
-            value_sequence.isNotNull() & (stored_sequence.isNull() | (value_sequence > stored_sequence)),
-            F.expr("false"),
-        )
-        field = rows.schema[name]
-        is_different = ~comparable(field, S).eqNullSafe(comparable(field, T))
-        are_ambiguous.append(~is_delete & (value_sequence == stored_sequence) & is_different)
-        are_replaced.append(~is_delete & is_replaced)
-        values.append(F.when(is_replaced, value).otherwise(stored_value).alias(name))
-        newest_value_sequence = F.when(is_replaced, value_sequence).otherwise(stored_sequence)
-        entries.append(
-            F.when(
-                ~newest_value_sequence.eqNullSafe(newest_sequence),
-                F.struct(F.lit(name.lower()), newest_value_sequence),
-            )
-        )
-    merged_rows = joined_rows.select(
+        return F.when(~F.coalesce(value_sequence < deleted_at, F.expr("false")), value_sequence)
+
+    def sequence_in_table(name: str) -> Column:
+        return _sequence_of(name, qualified(T, COLUMN_SEQUENCES), stored_row_sequence)
+
+    joined_rows = joined_rows.select(
         *(qualified(S, name).alias(name) for name in keys),
-        *values,
-        newest_sequence.alias(SEQ),
-        is_delete.alias(DELETED),
-        F.when(~is_delete, _as_map(entries)).alias(SEQUENCES),
-        any_of(are_replaced).alias(_IS_CHANGED),
-        F.coalesce(any_of(are_ambiguous), F.expr("false")).alias(_IS_AMBIGUOUS),
+        F.struct(*(qualified(S, name).alias(name) for name in names)).alias("__sluice_values"),
+        F.struct(*(qualified(T, name).alias(name) for name in names)).alias("__sluice_stored_values"),
+        F.struct(*(sequence_in_batch(name).alias(name) for name in names)).alias("__sluice_sequences"),
+        F.struct(*(sequence_in_table(name).alias(name) for name in names)).alias("__sluice_stored_sequences"),
+        row_sequence.alias("__sluice_row_sequence"),
+        stored_row_sequence.alias("__sluice_stored_row_sequence"),
+        qualified(T, keys[0]).isNotNull().alias("__sluice_is_stored"),
+        qualified(S, DELETED).alias("__sluice_is_delete"),
+        deleted_at.alias(DELETED_AT),
+        other_sequences([*keys, *names]).alias("__sluice_other_sequences"),
     )
-    message = "a change has the sequence of the table's row and differs from it: "
-    checked_rows = fail_where(F.col(_IS_AMBIGUOUS), merged_rows, message, keys)
-    return checked_rows.where(F.col(_IS_CHANGED) | F.col(_IS_AMBIGUOUS)).drop(_IS_CHANGED, _IS_AMBIGUOUS)
+    is_known = {name: F.col("__sluice_sequences").getField(name).isNotNull() for name in names}
+    known_values = (F.when(is_known[name], F.col("__sluice_values").getField(name)).alias(name) for name in names)
+    return joined_rows.withColumn("__sluice_values", F.struct(*known_values))
+
+
+def other_sequences(columns: Sequence[str]) -> Column:
+    """Return the stored sequences of columns that the batch does not have; null without one."""
+    names = [name.lower() for name in columns]
+    entries = F.map_filter(qualified(T, COLUMN_SEQUENCES), lambda name, _: ~name.isin(*names))
+    return F.when(F.size(entries) > 0, entries)
 
 
 def lacks_value(columns: Sequence[str]) -> Column:
@@ -166,7 +241,16 @@ def _sequence_of(name: str, sequences: Column, row_sequence: Column) -> Column:
     return F.when(F.map_contains_key(sequences, key), sequences[key]).otherwise(row_sequence)
 
 
-def _as_map(entries: Sequence[Column]) -> Column:
-    """Return a map of entries that are not null; null if all are."""
+def _entry(name: str, sequence: Column) -> Column:
+    return F.struct(F.lit(name.lower()).alias("key"), sequence.alias("value"))
+
+
+def _as_map(entries: Sequence[Column], other_entries: Column | None = None) -> Column:
+    """Return a map of the entries that are not null, and of those of another map; null without entries."""
+    if not entries and other_entries is not None:
+        return other_entries
     present_entries = F.array_compact(F.array(*entries))
+    if other_entries is not None:
+        others = F.map_entries(other_entries)
+        present_entries = F.when(others.isNull(), present_entries).otherwise(F.concat(present_entries, others))
     return F.when(F.size(present_entries) > 0, F.map_from_entries(present_entries))

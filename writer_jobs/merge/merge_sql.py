@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from operator import and_, or_
+from operator import and_
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
@@ -34,8 +34,9 @@ def all_of(conditions: Iterable[Column]) -> Column:
 
 
 def any_of(conditions: Iterable[Column]) -> Column:
-    """Return the condition that at least one condition holds."""
-    return reduce(or_, conditions, F.expr("false"))
+    """Return the condition that at least one condition holds; null counts as false."""
+    # A chain of many operators would be too deep for Spark.
+    return F.coalesce(F.array_contains(F.array(*conditions), True), F.expr("false"))  # noqa: FBT003 (the value)
 
 
 def match_on(names: Iterable[str], within: Column) -> Column:
@@ -85,8 +86,12 @@ def _nullable(data_type: DataType) -> DataType:
 
 
 def comparable(field: StructField, alias: str | None = None) -> Column:
-    """Return a column whose values can be compared and hashed: a nested value or a variant as JSON."""
-    column = F.col(quoted(field.name)) if alias is None else qualified(alias, field.name)
+    """Return a column whose values can be compared and hashed; see :func:`comparable_value`."""
+    return comparable_value(field, F.col(quoted(field.name)) if alias is None else qualified(alias, field.name))
+
+
+def comparable_value(field: StructField, column: Column) -> Column:
+    """Return a value of a field that can be compared and hashed: a nested value or a variant as JSON."""
     if _is_comparable(field.dataType):
         return column
     if isinstance(field.dataType, MapType) and _is_comparable(field.dataType.valueType):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
@@ -10,11 +11,19 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, MapType, StringType, StructField
 
 from writer_jobs.commit.merge import LockedMerge
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, RAISED, error_reason, has_condition
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import WriteFailedError
+from writer_jobs.merge.batch import ChangeBatch
 from writer_jobs.merge.change_spec import COLUMN_SEQUENCES, DELETED, SEQ, SEQUENCE, ChangeSpec
-from writer_jobs.merge.column_sequences import SEQUENCES, lacks_value, with_stored_values, without_values_before
+from writer_jobs.merge.column_sequences import (
+    DELETED_AT,
+    SEQUENCES,
+    lacks_value,
+    other_sequences,
+    with_stored_values,
+)
+from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.merge.merge_sql import (
     S,
     T,
@@ -30,6 +39,8 @@ from writer_jobs.merge.merge_sql import (
 from writer_jobs.merge.table_model import ScdRows
 from writer_jobs.writer import LockedDeltaWriter
 
+_T = TypeVar("_T")
+
 _TOMBSTONE, _STORED = "__sluice_tombstone", "__sluice_stored"
 
 
@@ -42,8 +53,8 @@ class NewestRows(ScdRows):
         super().__init__(spec, columns)
         self.sequence = spec.sequence_column(columns)
         # How the source of the merge was computed from the table.
-        self._is_compared = self._has_stored_values = False
-        self._sequences_type: DataType | None = None
+        self._is_compared = self._has_sequences = self._has_stored_values = False
+        self._source_rows: MaterializedRows | None = None
 
     def fields(self, sequence: DataType) -> list[StructField]:
         """Return the columns that the table needs in addition to those of the changes."""
@@ -60,19 +71,39 @@ class NewestRows(ScdRows):
         """
         source = rows if side_rows is None else self._without_stale(rows, side_rows)
         table = read_table()
-        has_sequences = COLUMN_SEQUENCES in table.columns
-        self._sequences_type = table.schema[COLUMN_SEQUENCES].dataType if has_sequences else None
-        self._has_stored_values = SEQUENCES in rows.columns
-        self._is_compared = self._has_stored_values or self.needs_comparison(rows, table)
+        self._has_sequences, self._has_stored_values = COLUMN_SEQUENCES in table.columns, False
+        is_incomplete = SEQUENCES in rows.columns
+        self._is_compared = is_incomplete or self.needs_comparison(rows, table)
+        if self._is_compared and self._has_sequences:
+            return self._with_stored_values(source, table)
+        source = source.drop(DELETED_AT)
         if not self._is_compared:
             return source
-        if not has_sequences:
-            return self.without_repetitions(source, table)
+        if is_incomplete:
+            raise self._spec.misfit(f"another program has removed the column {COLUMN_SEQUENCES}: run the job again")
+        return self.without_repetitions(source, table)
+
+    def _with_stored_values(self, rows: DataFrame, table: DataFrame) -> DataFrame:
+        """Return the rows of :func:`~writer_jobs.merge.column_sequences.with_stored_values`, computed once."""
+        if DELETED_AT not in rows.columns:
+            rows = rows.withColumn(DELETED_AT, F.when(F.col(DELETED), F.col(SEQ)))
+        source = with_stored_values(rows, table, self._spec.keys, self._columns, self.sequence, self.truncated_at)
         self._has_stored_values = True
-        source = with_stored_values(source, table, self._spec.keys, self._columns, self.sequence)
-        if SEQUENCES in rows.columns:
-            self.incomplete_count = self._count(source.where(lacks_value(self._columns)))
-        return source
+        self._source_rows = self._read_table(lambda: MaterializedRows(source))
+        self.incomplete_count = self._source_rows.rows.where(lacks_value(self._columns)).count()
+        return self._source_rows.rows
+
+    def close(self) -> None:
+        """Release the rows of the merge."""
+        if self._source_rows is not None:
+            self._source_rows.close()
+
+    def side_rows(self, batch: ChangeBatch) -> DataFrame | None:
+        """Return the deletes of a batch, also those that a newer change of the key follows; None: there are none."""
+        if DELETED_AT not in batch.rows.columns:
+            return super().side_rows(batch)
+        deletes = batch.rows.where(F.col(DELETED_AT).isNotNull()).withColumn(SEQ, F.col(DELETED_AT))
+        return None if deletes.isEmpty() else deletes
 
     def needs_comparison(self, rows: DataFrame, table: DataFrame) -> bool:
         """Return whether a row of the batch is not newer than the table's row with its key.
@@ -89,7 +120,7 @@ class NewestRows(ScdRows):
         keys = list(map(quoted, self._spec.keys))
         stored_sequences = table.select(*keys, F.col(quoted(self.sequence)).alias(_STORED))
         matches = stored_sequences.join(rows.select(*keys, SEQ), list(self._spec.keys))
-        return self._count(matches.where(F.col(SEQ) <= F.col(_STORED)).limit(1)) > 0
+        return not self._read_table(matches.where(F.col(SEQ) <= F.col(_STORED)).isEmpty)
 
     def without_repetitions(self, rows: DataFrame, table: DataFrame) -> DataFrame:
         """Drop rows that are older than the table's row with their key, or equal to it.
@@ -123,39 +154,44 @@ class NewestRows(ScdRows):
         values = {quoted(name): qualified(S, name) for name in self._columns}
         if self.sequence == SEQUENCE:
             values[SEQUENCE] = sequence
-        if self._sequences_type is not None:
-            values[COLUMN_SEQUENCES] = (
-                qualified(S, SEQUENCES) if self._has_stored_values else F.lit(None).cast(self._sequences_type)
-            )
+        if self._has_sequences:
+            values[COLUMN_SEQUENCES] = qualified(S, SEQUENCES) if self._has_stored_values else F.lit(None)
         merge = writer.merge(source.alias(S), match_on(self._spec.keys, within), alias=T)
         if self._has_stored_values:
             return (
                 merge.whenMatchedDelete(is_delete)
                 .whenMatchedUpdate(~is_delete, values)
                 .whenNotMatchedInsert(~is_delete, values)
+                .with_repeatable_source()
             )
+        updated_values = values
+        if self._has_sequences:
+            updated_values = values | {COLUMN_SEQUENCES: other_sequences(self._columns)}
         merge = (
             merge.whenMatchedUpdate(
                 (sequence == stored_sequence) & (is_delete | ~has_same_values),
                 {quoted(self.sequence): F.raise_error(message).cast(source.schema[SEQ].dataType)},
             )
             .whenMatchedDelete(is_delete & is_newer)
-            .whenMatchedUpdate(~is_delete & is_newer, values)
+            .whenMatchedUpdate(~is_delete & is_newer, updated_values)
             .whenNotMatchedInsert(~is_delete, values)
         )
         # Delta copies a compared source. Otherwise each pass of the merge would repeat the comparison.
         return merge if self._is_compared else merge.with_repeatable_source()
 
-    def _count(self, rows: DataFrame) -> int:
-        """Count rows that are computed from the table.
+    def _read_table(self, read: Callable[[], _T]) -> _T:
+        """Return the result of a function that reads the table.
 
         Raises:
+            ChangesError: ``raise_error`` refused a row.
             WriteFailedError: The table's files cannot be read.
 
         """
         try:
-            return int(rows.count())
+            return read()
         except (*JVM_ERRORS, PySparkException) as error:
+            if has_condition(error, RAISED):
+                raise self._spec.misfit(error_reason(error)) from error
             reason = f"the rows of the table cannot be read: {error_reason(error)}"
             raise WriteFailedError(table=self._spec.table, reason=reason) from error
 
@@ -168,8 +204,9 @@ class NewestRows(ScdRows):
         current_rows = joined_rows.where(
             F.col(DELETED) | F.col(_TOMBSTONE).isNull() | (F.col(SEQ) >= F.col(_TOMBSTONE))
         )
-        if SEQUENCES in rows.columns:
-            columns = self._spec.names_of_unchanged(self._columns)
-            current_rows = without_values_before(current_rows, columns, F.col(_TOMBSTONE))
         message = "a change has the sequence of a delete of its key, so the newest is not known: "
+        deleted_at = F.when(F.col(DELETED), F.col(SEQ))
+        if DELETED_AT in rows.columns:
+            deleted_at = F.col(DELETED_AT)
+        current_rows = current_rows.withColumn(DELETED_AT, F.greatest(deleted_at, _TOMBSTONE))
         return fail_where(is_tie, current_rows, message, keys).drop(_TOMBSTONE)

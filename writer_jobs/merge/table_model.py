@@ -26,6 +26,8 @@ class RowModel(ABC):
     tie_breaker: str | None = None
     #: Number of rows of the last batch that lack a value; see ``ChangesResult.incomplete``.
     incomplete_count: int = 0
+    #: Sequence of the last truncate of the source table; None without one.
+    truncated_at: Column | None = None
 
     @abstractmethod
     def row(self, batch: ChangeBatch) -> StructType:
@@ -43,6 +45,9 @@ class RowModel(ABC):
             ChangesError: A column has another source.
 
         """
+
+    def close(self) -> None:  # noqa: B027 (most models keep nothing)
+        """Release what the model has computed for a batch."""
 
     @abstractmethod
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:

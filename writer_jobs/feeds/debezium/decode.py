@@ -34,7 +34,7 @@ from writer_jobs.feeds.debezium.decoded_batch import (
 from writer_jobs.feeds.debezium.envelopes import FILTERED, SKIPPED, TRUNCATE, parse_envelopes, resolve_source_tables
 from writer_jobs.feeds.debezium.flattened import OP_IS_MISSING
 from writer_jobs.feeds.debezium.infinity import Infinity
-from writer_jobs.feeds.debezium.positions import TIMES, has_position, place_in_topic, position, source_struct
+from writer_jobs.feeds.debezium.positions import TIMES, has_position, position, source_struct, topic_offset, total_order
 from writer_jobs.feeds.debezium.row_columns import RowColumns, summarize_schemas
 from writer_jobs.feeds.debezium.undecodable import (
     UNAVAILABLE,
@@ -85,8 +85,8 @@ def decode(
       Messages of one batch may have different schemas: the batch has the columns of all schemas, and types that hold
       the values of all. Types without a common type are refused, because then the source has changed, and no single
       message is wrong.
-    - An update that has a placeholder for a value that Debezium did not receive (PostgreSQL's TOAST, Oracle's LOBs)
-      keeps the column's value. It becomes a dead letter if the column is a key, is in ``sequence_by``, or belongs to a
+    - An update of PostgreSQL that has a placeholder for a value that Debezium did not receive (TOAST) keeps the
+      column's value. It becomes a dead letter if the column is a key, is in ``sequence_by``, or belongs to a
       row whose key changes. A message that inserts a row with a placeholder becomes a dead letter: it has the
       value of a row with another key.
 
@@ -369,9 +369,16 @@ class _Batch:
         ).otherwise(all_columns)
 
     def _is_known_update(self) -> Column:
-        """Return whether a message is an update whose key before is known, by ``before`` or by the message's key."""
-        is_update = (F.col("op") == "u") & ~F.coalesce(
-            F.try_variant_get("payload", variant_path(OP_IS_MISSING), "boolean"), F.expr("false")
+        """Return whether a message is an update of PostgreSQL whose key before is known.
+
+        It is known by ``before`` or by the message's key. Other connectors may write the placeholder for a value that
+        has changed, as Oracle's does unless ``lob.enabled`` is true.
+        """
+        connector = F.try_variant_get("payload", variant_path("source", "connector"), "string")
+        is_update = (
+            (F.col("op") == "u")
+            & (connector == "postgresql")
+            & ~F.coalesce(F.try_variant_get("payload", variant_path(OP_IS_MISSING), "boolean"), F.expr("false"))
         )
         if not self._keys_can_change:
             return is_update
@@ -396,13 +403,22 @@ class _Batch:
             ]
         )
 
+    def _order_in_transaction(self) -> Column:
+        """Return the number that orders the changes of one transaction, as text; null without one.
+
+        In a history each position is a version, and an event that the connector repeats may have another number.
+        """
+        if self._keeps_history:
+            return F.lit(None).cast("string")
+        # The messages of one key are in one partition, if the key is that of the messages.
+        has_one_partition = not self._keys_can_change and len(self._source_tables or ()) <= 1
+        offset = F.when(topic_offset() != "", topic_offset())
+        return F.coalesce(offset, total_order()) if has_one_partition else total_order()
+
     def _with_order(self, messages: DataFrame) -> DataFrame:
         """Add the column :data:`ORDER`."""
         if self._sequence_by is None:
-            # Only the messages' own keys decide the partition. In a history each position is a version.
-            uses_topic = not self._keys_can_change and not self._keeps_history
-            place = place_in_topic() if uses_topic else F.lit(None).cast("string")
-            return messages.withColumn(ORDER, position(self._connectors, place))
+            return messages.withColumn(ORDER, position(self._connectors, self._order_in_transaction()))
         payload, extra_fields = F.col("payload"), re.findall(r"\bsource\.(\w+)", self._sequence_by)
         envelope = {
             "source": source_struct(payload, extra_fields),

@@ -4,7 +4,7 @@ Debezium writes a text, or a number or a text of a year that most readers do not
 
 Sources: Debezium's ``PostgresValueConverter.java`` (``POSITIVE_INFINITY_…``) and pull requests 1853, 7382 and 7927; the
 PostgreSQL JDBC driver's ``PGStatement.java`` (``DATE_POSITIVE_INFINITY``, in milliseconds, which Debezium uses as
-microseconds). Dates overflow on their way, in one way in a snapshot and in another in a stream.
+microseconds). Dates overflow in Debezium.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ Infinity = Literal["dead-letter", "largest", "null"]
 #: All values of :data:`Infinity`.
 INFINITY_MODES: tuple[Infinity, ...] = get_args(Infinity)
 
-_MOST, _LEAST = (1 << 63) - 1, -(1 << 63)
-# Numbers beyond these limits are later, or earlier, than any time of PostgreSQL in this unit.
+_LARGEST_LONG, _SMALLEST_LONG = (1 << 63) - 1, -(1 << 63)
+# Beyond these limits: Debezium's microseconds end there, although PostgreSQL has later times.
 _LIMITS: Mapping[str, tuple[int, int]] = {
     "millis": (9_223_372_036_825_200, -9_223_372_036_832_400),
     "micros": (9_223_372_036_825_200_000, -9_223_372_036_832_400_000),
-    "nanos": (_MOST, _LEAST),
+    "nanos": (_LARGEST_LONG, _SMALLEST_LONG),
 }
-_DAYS = (
-    (-2_147_472_693, -622_191_233, -625_821_272, 2**31 - 1),
-    (-2_147_472_692, -622_191_234, -625_821_271, -(2**31)),
-)
+# PostgreSQL's last date is in the year 5874897. The other numbers, and the years in the texts, have overflowed: in a
+# stream, and in a snapshot with two possible time zones of the connector.
+_LAST_DAY = 2_145_042_905
+_DAYS = ((-2_147_472_692, -622_191_234, -622_191_233), (-2_147_472_691, -625_821_272, -625_821_271))
 _DATES = (
-    ("infinity", "-5877611-06-21Z", "+292278994-08-17Z"),
-    ("-infinity", "-5877611-06-22Z", "+292269055-12-02Z"),
+    ("infinity", "-5877611-06-21Z", "+5877611-06-21Z", "+292278994-08-16Z", "+292278994-08-17Z"),
+    ("-infinity", "-5877611-06-22Z", "+292269055-12-02Z", "+292269055-12-03Z"),
 )
 _TIMES = (("infinity", "+294247-01-10T04:00:25.2Z"), ("-infinity", "-290308-12-21T19:59:27.6Z"))
 
@@ -58,10 +58,10 @@ def infinity_sign(encoding: str, number: Column, text: Column) -> Column | None:
         largest, smallest = _LIMITS[encoding]
         return _sign(number >= largest, number <= smallest)
     if encoding == "days":
-        return _sign(*(number.isin(*days) for days in _DAYS))
+        return _sign(*_days(number))
     if encoding == "date":
-        pairs = zip(_DAYS, _DATES, strict=True)
-        return _sign(*(number.isin(*days) | text.isin(*dates) for days, dates in pairs))
+        pairs = zip(_days(number), _DATES, strict=True)
+        return _sign(*(F.coalesce(is_infinite, text.isin(*dates)) for is_infinite, dates in pairs))
     return _sign(*(text.isin(*times) for times in _TIMES)) if encoding == "zoned" else None
 
 
@@ -74,6 +74,10 @@ def largest_value(sign: Column, data_type: DataType) -> Column:
     else:
         largest, smallest = _LAST_TIME, _FIRST_TIME
     return F.when(sign == 1, F.lit(largest).cast(data_type)).when(sign == -1, F.lit(smallest).cast(data_type))
+
+
+def _days(number: Column) -> tuple[Column, Column]:
+    return number.isin(*_DAYS[0]) | (number > _LAST_DAY), number.isin(*_DAYS[1])
 
 
 def _sign(is_positive: Column, is_negative: Column) -> Column:

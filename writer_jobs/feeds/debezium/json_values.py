@@ -42,7 +42,7 @@ class Decoder:
         scale: The scale of an unscaled decimal.
         parts: Decoders of nested fields by their names in JSON, in the order of the type's fields; or the decoder of
             an array's elements or a map's values.
-        infinity: What an infinite date or time becomes: the largest value, or else null.
+        infinity: Rule for infinite dates and times: ``largest``; otherwise they decode to null.
 
     """
 
@@ -57,19 +57,26 @@ class Decoder:
         finite_value = _DECODERS[self.encoding](self, value)
         if (sign := self._infinity_sign(value)) is None:
             return finite_value
-        infinite_value = largest_value(sign, self.type) if self.infinity == "largest" else F.lit(None)
-        return F.when(sign.isNotNull(), infinite_value.cast(self.type)).otherwise(finite_value)
+        if self.infinity != "largest":
+            return F.when(sign.isNull(), finite_value)
+        return F.when(sign.isNotNull(), largest_value(sign, self.type)).otherwise(finite_value)
 
     def is_infinite(self, text: Column) -> Column:
         """Return whether a text of :meth:`extract` is an infinite date or time."""
-        sign = self._infinity_sign(F.try_parse_json(text))
-        return F.expr("false") if sign is None else F.coalesce(sign.isNotNull(), F.expr("false"))
+        if self._infinity_sign(text) is None:
+            return F.expr("false")
+
+        def is_infinite(value: Column) -> Column:
+            sign = self._infinity_sign(value)
+            return F.expr("false") if sign is None else sign.isNotNull()
+
+        return F.coalesce(compute_once(F.try_parse_json(text), is_infinite), F.expr("false"))
 
     def _infinity_sign(self, value: Column) -> Column | None:
         return infinity_sign(self.encoding, exact_cast(_number_text(value), T.LongType()), _string_text(value))
 
     def with_infinity(self, infinity: Infinity) -> Decoder:
-        """Return this decoder, with what infinite dates and times become, at every depth."""
+        """Return this decoder with another rule for infinite dates and times, at every depth."""
         parts = tuple((name, part.with_infinity(infinity)) for name, part in self.parts)
         return replace(self, parts=parts, infinity=infinity)
 

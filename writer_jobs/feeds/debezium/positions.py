@@ -6,8 +6,7 @@ A position is a text. Its numbers have fixed widths, so texts sort as numbers do
   alone is not an order: a transaction writes while others commit, and an incremental snapshot can read in between.
 - MySQL, MariaDB: the number of the binlog file, the position of the event, the row within the event. With
   ``binlog_transaction_compression`` all events of a transaction have one position, and each has its own rows. So the
-  event's place in its transaction (``transaction.total_order``) comes before the row; without it, its place in the
-  topic, if the messages of a key are in one partition.
+  offset in the topic, or else ``transaction.total_order``, comes before the row.
 - SQL Server, Db2: the LSN of the commit, the LSN of the change, the event's number within the change.
 - Oracle: the SCN of the commit, the SCN of the change, and fields that order changes of one SCN.
 
@@ -31,7 +30,7 @@ from writer_jobs.feeds.message_values import variant_path
 _INT, _LONG, _SCN, _RS_ID = 10, 20, 38, 32  # characters of a part of the position
 _NO_LSN = "00000000:00000000:0000"
 # topic/partition/offset. The path of a file has other characters.
-_PLACE_IN_TOPIC = r"\A[\w.-]+/\d+/(\d+)\z"
+_TOPIC_OFFSET = r"\A[\w.-]+/\d+/(\d+)\z"
 
 #: Fields with the times of an event.
 TIMES = ("ts_ms", "ts_us", "ts_ns")
@@ -61,27 +60,35 @@ def has_position(connector: str) -> bool:
     return any(connector in names for names in _POSITIONS)
 
 
-def place_in_topic() -> Column:
+def topic_offset() -> Column:
     """Return the offset in the column ``origin`` if it is ``topic/partition/offset``, else an empty text."""
-    return F.regexp_extract("origin", _PLACE_IN_TOPIC, 1)
+    return F.regexp_extract("origin", _TOPIC_OFFSET, 1)
 
 
-def position(connectors: Collection[str], place: Column) -> Column:
+def total_order() -> Column:
+    """Return the number of a change in its transaction (``provide.transaction.metadata``), as text.
+
+    Before Debezium 3.7 the numbers begin again if the connector is restarted within a transaction.
+    """
+    return F.try_variant_get("payload", variant_path("transaction", "total_order"), "string")
+
+
+def position(connectors: Collection[str], order_in_transaction: Column) -> Column:
     """Return the position of a change of one of these connectors; null if ``source`` lacks a field of the position.
 
     The expression reads the columns ``payload`` and ``op``.
 
     Args:
         connectors: Values of ``source.connector``.
-        place: Number that orders changes of one transaction that ``source`` does not order; null if it is not known.
-            If it is :func:`place_in_topic`, a message that the connector repeats has another position.
+        order_in_transaction: Number that orders changes of one transaction that ``source`` does not order; null if
+            there is none. With :func:`topic_offset`, a message that the connector repeats has another position.
 
     """
     chosen_position = F.lit(None).cast("string")
     for names, connector_position in _POSITIONS.items():
         if not set(names).isdisjoint(connectors):
             is_connector = _field("connector").isin(*names)
-            chosen_position = F.when(is_connector, connector_position(place)).otherwise(chosen_position)
+            chosen_position = F.when(is_connector, connector_position(order_in_transaction)).otherwise(chosen_position)
     return chosen_position
 
 
@@ -92,15 +99,14 @@ def _postgresql(_: Column) -> Column:
     return _join(F.coalesce(_zero_padded(commit_lsn, _LONG), lsn), _phase(), lsn)
 
 
-def _binlog(place: Column) -> Column:
+def _binlog(order_in_transaction: Column) -> Column:
     file = F.regexp_extract(_field("file"), r"\.(\d+)\z", 1)
-    total_order = F.try_variant_get("payload", variant_path("transaction", "total_order"), "string")
     row = _zero_padded(_field("row", "0"), _INT)
     return _join(
         _zero_padded(file, _INT),
         _zero_padded(_field("pos"), _LONG),
         _phase(),
-        F.coalesce(_join(_zero_padded(F.coalesce(total_order, place), _LONG), row), row),
+        F.coalesce(_join(_zero_padded(order_in_transaction, _LONG), row), row),
     )
 
 

@@ -78,11 +78,11 @@ def undecodable_reason(
         has_key = texts[name].isNotNull() if name in texts else F.expr("false")
         reason = reason.when(~has_key, f"the key column {name} is missing")
     for name, text in texts.items():
+        is_misfit = text.isNotNull() & row.getField(name).isNull()
         reason = reason.when(
-            columns.is_refused_infinity(name, text),
+            is_misfit & columns.is_refused_infinity(name, text),
             f"the value of the column {name} is infinity, which Delta does not have: use --infinity largest, or null",
         )
-        is_misfit = text.isNotNull() & row.getField(name).isNull()
         data_type = columns.types[name].simpleString()
         reason = reason.when(is_misfit, f"the value of the column {name} does not fit {data_type}")
     is_unordered = F.col(ORDER).isNull()
