@@ -41,7 +41,7 @@ SHARED_DRIVERS = {
         "test_stream_stop.py",
     ),
     "debezium driver": (
-        "test_debezium_binlog.py", "test_debezium_flat.py", "test_debezium_infinity.py",
+        "test_debezium_avro.py", "test_debezium_binlog.py", "test_debezium_flat.py", "test_debezium_infinity.py",
         "test_debezium_truncate.py", "test_debezium_unavailable.py",
     ),
     "feeds driver": (

@@ -17,6 +17,7 @@ from writer_jobs.feeds.dead_letters import DeadLetterLimit, write_dead_letters
 from writer_jobs.feeds.debezium.decode import decode
 from writer_jobs.feeds.debezium.decoded_batch import DecodedBatch, OnTruncate
 from writer_jobs.feeds.debezium.infinity import Infinity
+from writer_jobs.feeds.debezium.schema_registry import SchemaRegistry
 from writer_jobs.feeds.debezium.undecodable import UNAVAILABLE
 from writer_jobs.merge.apply import RETENTION, apply_changes
 from writer_jobs.merge.result import ChangesResult
@@ -33,6 +34,7 @@ def apply_events(
     source_tables: Collection[str] = (),
     unavailable_value: str = UNAVAILABLE,
     flattened: bool = False,
+    schema_registry: SchemaRegistry | None = None,
     infinity: Infinity = "dead-letter",
     on_truncate: OnTruncate = "refuse",
     max_dead_letters: DeadLetterLimit | None = None,
@@ -67,6 +69,7 @@ def apply_events(
             keeps the column's value; with SCD type 2, and where the value is not that of the row, it is a dead letter.
         flattened: Whether the transform ``ExtractNewRecordState`` has flattened the events; see
             :func:`writer_jobs.feeds.debezium.decode.decode`.
+        schema_registry: Registry with the schemas of messages in Avro.
         infinity: What PostgreSQL's ``infinity`` in a date or a time becomes: ``dead-letter``; ``largest``, the largest
             time of the year 9999, and for ``-infinity`` the smallest of the year 1; or ``null``, except inside nested
             values, where it makes the message a dead letter.
@@ -98,6 +101,7 @@ def apply_events(
             partition_by=partition_by,
             unavailable_value=unavailable_value,
             flattened=flattened,
+            schema_registry=schema_registry,
             infinity=infinity,
             on_truncate=on_truncate,
             keeps_history=stored_as_scd_type != 1,

@@ -36,6 +36,7 @@ from writer_jobs.feeds.debezium.flattened import OP_IS_MISSING
 from writer_jobs.feeds.debezium.infinity import Infinity
 from writer_jobs.feeds.debezium.positions import TIMES, has_position, position, source_struct, topic_offset, total_order
 from writer_jobs.feeds.debezium.row_columns import RowColumns, summarize_schemas
+from writer_jobs.feeds.debezium.schema_registry import SchemaRegistry, with_json
 from writer_jobs.feeds.debezium.undecodable import (
     UNAVAILABLE,
     unavailable_columns,
@@ -61,6 +62,7 @@ def decode(
     partition_by: Sequence[str] = (),
     unavailable_value: str = UNAVAILABLE,
     flattened: bool = False,
+    schema_registry: SchemaRegistry | None = None,
     keeps_history: bool = False,
     on_truncate: OnTruncate = "refuse",
     infinity: Infinity = "dead-letter",
@@ -109,6 +111,7 @@ def decode(
             else the row is written. ``__deleted`` marks a delete. The position needs the fields of ``source`` in
             ``__source_…`` or ``__…``, or ``sequence_by``. A tombstone is a dead letter: it may be the only trace of a
             delete, and has no position.
+        schema_registry: Registry with the schemas of messages in Avro. They are decoded as JSON with schemas.
         keeps_history: Whether all rows of a key are stored. Then each message with a placeholder becomes a dead letter,
             and the place in the topic is not part of the position.
         infinity, on_truncate: See :func:`writer_jobs.apply_events`.
@@ -119,8 +122,11 @@ def decode(
 
     """
     try:
-        parsed_messages = parse_envelopes(messages, source_tables, flattened=flattened)
-        with closing(MaterializedRows(parsed_messages)) as envelopes:
+        with ExitStack() as stack:
+            if schema_registry is not None:
+                messages = with_json(stack.enter_context(closing(MaterializedRows(messages))).rows, schema_registry)
+            parsed_messages = parse_envelopes(messages, source_tables, flattened=flattened)
+            envelopes = stack.enter_context(closing(MaterializedRows(parsed_messages)))
             batch = _Batch(
                 envelopes.rows,
                 table,

@@ -232,8 +232,10 @@ def _dead_letter_reason(text: Column) -> Column:
     return (
         F.when(
             F.hex(F.substring("value", 1, 1)) == "00",
-            "the value begins with a zero byte, Confluent's header of a schema id (Avro, Protobuf, JSON Schema): "
-            "configure the connector to write plain JSON (org.apache.kafka.connect.json.JsonConverter)",
+            "the value begins with a zero byte, Confluent's header of a schema id, and was not decoded: use "
+            "--schema-registry if it is Avro; then the schema is not in the registry, or does not fit the value. For "
+            "Protobuf and JSON Schema configure the connector to write plain JSON "
+            "(org.apache.kafka.connect.json.JsonConverter)",
         )
         .when(~F.is_valid_utf8(text), "the value is not UTF-8")
         .when(F.col("json_value").isNull(), "the value is not one JSON object, or names a field twice")

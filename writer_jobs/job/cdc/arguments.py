@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from writer_jobs.errors import ArgumentsError, SourceError
 from writer_jobs.feeds.dead_letters import DeadLetterLimit
 from writer_jobs.feeds.debezium.decoded_batch import ON_TRUNCATE, OnTruncate
 from writer_jobs.feeds.debezium.infinity import INFINITY_MODES, Infinity
+from writer_jobs.feeds.debezium.schema_registry import CREDENTIALS, SchemaRegistry
 from writer_jobs.feeds.debezium.undecodable import UNAVAILABLE
 from writer_jobs.job.arguments import APPLIED, JobParser, build_arguments, column_names, in_identity, nonblank
 from writer_jobs.job.changes_arguments import ChangesJobArguments, add_changes, text_in_identity
@@ -51,7 +53,7 @@ decoders:
                the order in which cells of one timestamp were written.
   hbase-proxy  HBaseKafkaEvent of Apache HBase's Kafka proxy: Avro in a topic, or Parquet with its columns.
   debezium     envelopes of Debezium as JSON, with schemas or without: before, after, op, source. Files have one in each
-               line, or {"key": ..., "value": ...}.
+               line, or {"key": ..., "value": ...}. A topic may have Avro with a --schema-registry.
   debezium-flat
                rows that Debezium's transform ExtractNewRecordState has flattened, with __deleted and other metadata.
   Parquet with the columns of Kafka's source (key, value, topic, partition, offset) is read as a topic.
@@ -99,6 +101,7 @@ class CdcArguments(ChangesJobArguments):
     mapping: str | None
     kafka: str | None
     topic: str | None
+    schema_registry: str | None
     keys: tuple[str, ...] | None = field(metadata=APPLIED | text_in_identity("keys"))
     sequence_by: str | None = field(metadata=APPLIED | text_in_identity("sequence-by"))
     source_tables: tuple[str, ...] = field(
@@ -121,6 +124,21 @@ class CdcArguments(ChangesJobArguments):
     max_dead_letters: DeadLetterLimit | None = field(metadata=APPLIED)
 
     @property
+    def registry(self) -> SchemaRegistry | None:
+        """The schema registry, with the credentials of the environment; None without one.
+
+        Raises:
+            ArgumentsError: The address is not one of HTTP.
+
+        """
+        if self.schema_registry is None:
+            return None
+        try:
+            return SchemaRegistry(self.schema_registry, os.environ.get(CREDENTIALS))
+        except ValueError as error:
+            raise ArgumentsError(str(error)) from error
+
+    @property
     def report_fields(self) -> dict[str, Any]:
         """Fields of the report that are known at the start of the job; JSON values."""
         return {**super().report_fields, "decoder": self.decoder, "topic": self.topic}
@@ -128,6 +146,7 @@ class CdcArguments(ChangesJobArguments):
     def check(self) -> None:
         """Check the arguments; see :meth:`JobArguments.check`."""
         super().check()
+        _ = self.registry
         refuse_incomplete_topic(self.kafka, self.topic)
         if bool(self.sources) == (self.kafka is not None):
             raise ArgumentsError("give one source: --source, or --kafka and --topic")
@@ -138,6 +157,7 @@ class CdcArguments(ChangesJobArguments):
             raise ArgumentsError("--mapping is required for cells of HBase, and refused for other messages")
         of_events = (
             self.keys
+            or self.schema_registry
             or self.sequence_by
             or self.source_tables
             or self.unavailable_value != UNAVAILABLE
@@ -146,8 +166,9 @@ class CdcArguments(ChangesJobArguments):
         )
         if has_cells and (of_events or self.stored_as_scd_type != 1):
             raise ArgumentsError(
-                "--keys, --sequence-by, --source-table, --unavailable-value, --infinity, --on-truncate and "
-                "--scd-type are for Debezium's events: cells have an order, and the mapping has the keys"
+                "--schema-registry, --keys, --sequence-by, --source-table, --unavailable-value, --infinity, "
+                "--on-truncate and --scd-type are for Debezium's events: cells have an order, and the mapping has the "
+                "keys"
             )
 
     def check_local_sources(self, files: HadoopFiles) -> None:
@@ -169,6 +190,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     add("--mapping", type=nonblank, metavar="FILE", help="JSON file: row key, columns and types, for cells of HBase")
     add_source(parser, formats=("json", "parquet"), required=False)
     add_topic(parser)
+    add(
+        "--schema-registry", type=nonblank, metavar="URL",
+        help="schema registry of messages in Avro with Confluent's header; user:password is read from the environment "
+        f"variable {CREDENTIALS}",
+    )  # fmt: skip
     add(
         "--keys", type=column_names, metavar="COLS",
         help="columns that identify a row; by default the fields of the messages' keys",

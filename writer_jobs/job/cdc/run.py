@@ -46,6 +46,7 @@ class MessageApplier:
             if text is None:
                 raise SourceError(f"mapping {arguments.mapping} does not exist")
             self._mapping = HBaseMapping.parsed(text)
+        self._registry = arguments.registry
         #: Totals of the batches.
         self.totals = AppliedTotals(writer, arguments.source_tables if self._mapping is None else self._mapping.tables)
 
@@ -81,9 +82,13 @@ class MessageApplier:
                 "source"
             )
         else:
-            flattened = arguments.decoder == FLAT
             result = apply_events(
-                self._writer, messages.rows, flattened=flattened, **arguments.apply_options, **options
+                self._writer,
+                messages.rows,
+                flattened=arguments.decoder == FLAT,
+                schema_registry=self._registry,
+                **arguments.apply_options,
+                **options,
             )
         self.totals.add(result.dead_letters, result.dead_reason, result.filtered, is_applied=result.changes > 0)
         return result
