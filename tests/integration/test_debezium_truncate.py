@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager
-from tests.integration.test_debezium import Json, Message, event, frame, message
+from tests.integration.test_debezium import PLACEHOLDER, Json, Message, event, frame, message
 from tests.support.deliveries import HISTORIES, Killed, kill_process, shuffled_batches
 from writer_jobs import ChangesError, LockedDeltaWriter, locked
 from writer_jobs.delta.sql_names import property_list
@@ -37,9 +37,9 @@ class Target:
             properties = property_list({"sluice.feed": text})
             self.spark.sql(f"ALTER TABLE delta.`{self.location}` SET TBLPROPERTIES ({properties})")
 
-    def rows(self) -> dict[int, int]:
+    def rows(self, column: str = "n") -> dict[int, Any]:
         rows = self.spark.read.format("delta").load(self.location).collect()
-        return {row["id"]: row["n"] for row in rows}
+        return {row["id"]: row[column] for row in rows}
 
 
 @pytest.fixture
@@ -117,6 +117,52 @@ def test_a_run_killed_between_its_commits_is_repeated(target: Target, monkeypatc
     for _ in range(2):
         target.apply(*events, txn=("run", 1))
         assert target.rows() == {1: 5}
+
+
+def kept(lsn: int, key: int) -> Message:
+    """Return an update that does not contain the note of its row."""
+    return message({"id": key}, event("u", lsn, after={"id": key, "n": lsn, "note": PLACEHOLDER}), f"t/0/{lsn}")
+
+
+def noted(lsn: int, key: int) -> Message:
+    return message({"id": key}, event("c", lsn, after={"id": key, "n": lsn, "note": f"note {lsn}"}), f"t/0/{lsn}")
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [[[1, 3], [2]], [[1], [2], [3]], [[2, 1, 3]], [[1], [3], [2]], [[1], [3, 2]]],
+    ids=lambda batches: "-".join(map(str, batches)),
+)
+def test_a_value_from_before_a_truncate_is_not_kept(target: Target, batches: list[list[int]]) -> None:
+    changes = {1: noted(1, 1), 2: truncate(2), 3: kept(3, 1)}
+    for batch in batches:
+        target.apply(*(changes[lsn] for lsn in batch))
+    assert (target.rows(), target.rows("note")) == ({1: 3}, {1: None})
+    # The note of 0 is older than the truncate.
+    target.apply(noted(0, 1))
+    assert target.rows("note") == {1: None}
+
+
+def test_a_stream_goes_on_with_truncates(run_job: Callable[..., Any], tmp_path: Path) -> None:
+    folder = tmp_path / "events"
+    folder.mkdir()
+    stream = ("--source", folder, "--format", "json", "--trigger", "available-now", "--checkpoint", tmp_path / "state")
+    job = ("cdc", "--decoder", "debezium", "--table", tmp_path / "table", *stream)
+    lines = [json.dumps({"key": key, "value": value}) for key, value in (
+        ({"id": 1}, event("c", 1, after={"id": 1})), (None, event("t", 2)), ({"id": 3}, event("c", 3, after={"id": 3})),
+    )]  # fmt: skip
+    (folder / "1.json").write_text("\n".join(lines), encoding="utf-8")
+    outcome = run_job(*job)
+    assert (outcome.code, "use --on-truncate delete" in outcome.error) == (5, True)
+    outcome = run_job(*job, "--on-truncate", "delete")
+    assert (outcome.code, outcome.lines[-1]["deleted"]) == (0, 1), outcome.error
+
+
+@pytest.mark.full
+def test_a_sequence_with_a_null_truncates_nothing(target: Target) -> None:
+    target.apply(put(1, 1), sequence_by="struct(coalesce(row.n, 0) AS n, source.lsn AS lsn)")
+    with pytest.raises(ChangesError, match=r"the position of the truncate t/1/2 is unknown"):
+        target.apply(truncate(2), sequence_by="struct(row.n AS n, source.lsn AS lsn)")
 
 
 @HISTORIES

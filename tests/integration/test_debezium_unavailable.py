@@ -169,6 +169,24 @@ def test_a_history_makes_unavailable_values_dead_letters(target: Target) -> None
     assert target.apply(*messages, stored_as_scd_type=2).dead_letters == 1
 
 
+@pytest.mark.full
+def test_sequences_may_be_structs_and_partitions_locked(target: Target) -> None:
+    options = {"sequence_by": "struct(timestamp_millis(source.ts_ms) AS at, source.lsn AS lsn)", "partition_by": ["id"]}
+    target.apply(change(1, "c", name="a", note="first"), **options)
+    target.apply(change(9, "u", name="z", note=PLACEHOLDER), **options)
+    target.apply(change(5, "u", name="m", note="late"), change(3, "d"), **options)
+    assert target.rows() == {1: {"id": 1, "name": "z", "note": "late"}}
+    target.apply(change(7, "d"), **options)
+    assert target.rows() == {1: {"id": 1, "name": "z", "note": None}}
+
+
+@pytest.mark.full
+def test_a_row_without_a_sequence_is_older_than_a_delete(target: Target) -> None:
+    target.writer.append(target.spark.createDataFrame([(1, "own", "own")], "id bigint, name string, note string"))
+    target.apply(change(1, "d"), change(2, "u", name="b", note=PLACEHOLDER))
+    assert target.rows() == {1: {"id": 1, "name": "b", "note": None}}
+
+
 CHANGES = "id int, seq int, note string, has_note boolean, is_delete boolean"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import cached_property
 
@@ -75,7 +76,10 @@ class BatchApplier:
         fitted_changes = shape.fit(prepared, self._snapshot_before.state)
         self.batch = ChangeBatch(fitted_changes, spec, model.group_columns, model.tie_breaker)
         # These rows are committed to the side table before the table.
-        self._side_rows = model.side_rows(self.batch)
+        with ExitStack() as on_failure:
+            on_failure.callback(self.batch.close)
+            self._side_rows = model.side_rows(self.batch)
+            on_failure.pop_all()
         self._deadline = lock_deadline(write_options, writer.manager)
 
     def close(self) -> None:

@@ -116,7 +116,12 @@ def with_stored_values(
         return ~is_stored | (~is_delete & F.coalesce(is_later, F.expr("false")))
 
     def is_deleted_value(name: str) -> Column:
-        return F.coalesce(of_column("__sluice_stored_sequences", name) < F.col(DELETED_AT), F.expr("false"))
+        # A row without a sequence is older than any change.
+        is_older = F.coalesce(
+            of_column("__sluice_stored_sequences", name) < F.col(DELETED_AT),
+            of_column("__sluice_stored_values", name).isNotNull(),
+        )
+        return F.col(DELETED_AT).isNotNull() & is_older
 
     def is_rival(name: str) -> Column:
         field = rows.schema[name]

@@ -90,7 +90,8 @@ class NewestRows(ScdRows):
         source = with_stored_values(rows, table, self._spec.keys, self._columns, self.sequence, self.truncated_at)
         self._has_stored_values = True
         self._source_rows = self._read_table(lambda: MaterializedRows(source))
-        self.incomplete_count = self._source_rows.rows.where(lacks_value(self._columns)).count()
+        incomplete_rows = self._source_rows.rows.where(lacks_value(self._columns))
+        self.incomplete_count = self._read_table(incomplete_rows.count)
         return self._source_rows.rows
 
     def close(self) -> None:
@@ -103,7 +104,7 @@ class NewestRows(ScdRows):
         if DELETED_AT not in batch.rows.columns:
             return super().side_rows(batch)
         deletes = batch.rows.where(F.col(DELETED_AT).isNotNull()).withColumn(SEQ, F.col(DELETED_AT))
-        return None if deletes.isEmpty() else deletes
+        return None if self._read_table(deletes.isEmpty) else deletes
 
     def needs_comparison(self, rows: DataFrame, table: DataFrame) -> bool:
         """Return whether a row of the batch is not newer than the table's row with its key.

@@ -21,12 +21,14 @@ from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.snapshot import FEED_PROPERTY, TableState
 from writer_jobs.delta.sql_names import property_list, quoted, raw_literal
 from writer_jobs.errors import ChangesError
+from writer_jobs.merge.change_spec import COLUMN_SEQUENCES
 from writer_jobs.merge.merge_sql import JSON_OPTIONS
 from writer_jobs.merge.table_feed import FeedBinding, TableFeed, feed_of
-from writer_jobs.merge.table_shape import existing_state, lock_table
+from writer_jobs.merge.table_shape import alter_if_needed, existing_state, lock_table
 from writer_jobs.writer import LockedDeltaWriter
 
 _SEQUENCE = "sequence"
+_UNREADABLE = f"truncated_at in the table property {FEED_PROPERTY} cannot be read"
 _APOSTROPHE, _JSON_APOSTROPHE = "'", r"\u0027"
 
 
@@ -36,9 +38,10 @@ def sequence_text(sequence: Column) -> Column:
 
 
 def parsed_sequence(text: str, sequence_type: DataType) -> Column:
-    """Return the sequence in a text of :func:`sequence_text`."""
+    """Return the sequence in a text of :func:`sequence_text`; fail when it is read if the text is another one."""
     fields = StructType().add(_SEQUENCE, sequence_type)
-    return F.from_json(F.lit(text), fields, JSON_OPTIONS)[_SEQUENCE]
+    sequence = F.from_json(F.lit(text), fields, JSON_OPTIONS)[_SEQUENCE]
+    return F.coalesce(sequence, F.raise_error(_UNREADABLE).cast(sequence_type))
 
 
 def apply_truncate(
@@ -52,7 +55,9 @@ def apply_truncate(
     metadata: Mapping[str, Any] | None = None,
     before_write: Callable[[Hold], None] | None = None,
 ) -> CommitResult:
-    """Delete the rows of a table that are older than a truncate of its source table, and remember the truncate.
+    """Delete the rows of a table that are older than a truncate of its source table, and store its sequence.
+
+    A row with the sequence of the truncate counts as newer.
 
     Args:
         spark: Session of the writer.
@@ -76,16 +81,49 @@ def apply_truncate(
         feed = _feed(spark, writer, state, sequence_name, source_tables)
         if before_write is not None:
             before_write(hold)
-        column = feed.sequence_column or ""
-        sequence_type = next(field.dataType for field in state.schema if field.name.lower() == column.lower())
-        if _is_later(spark, truncated_at, feed.truncated_at, sequence_type):
+        types = {column.name.lower(): column.dataType for column in state.schema}
+        sequence = feed.sequence_column or ""
+        if sequence.lower() not in types:
+            raise ChangesError(table=writer.table, reason=f"the table no longer has the sequence column {sequence}")
+        limit = _sql(truncated_at, types[sequence.lower()])
+        order = _compare(spark, truncated_at, feed.truncated_at, types[sequence.lower()])
+        if order > 0:
             # Before the rows are deleted: if this run is killed, no older change restores a row that the next run
             # deletes.
             text = replace(feed, truncated_at=truncated_at).text
             clause = f"SET TBLPROPERTIES ({property_list({FEED_PROPERTY: text})})"
-            spark.sql(f"ALTER TABLE delta.{quoted(writer.location)} {clause}")
-        condition = f"{quoted(column)} < {_sql(truncated_at, sequence_type)} OR {quoted(column)} IS NULL"
+            alter_if_needed(spark, writer, state, lambda _: [clause], deadline)
+        _reset_kept_values(spark, writer, state, limit, metadata)
+        condition = f"{quoted(sequence)} < {limit}"
+        if order >= 0:
+            # A row without a sequence is older than any change.
+            condition += f" OR {quoted(sequence)} IS NULL"
         return writer.delete(condition, lock="table", metadata=metadata)
+
+
+def _reset_kept_values(
+    spark: SparkSession, writer: LockedDeltaWriter, state: TableState, limit: str, metadata: Mapping[str, Any] | None
+) -> None:
+    """Reset the values of rows that are older than a truncate, and that newer changes of the rows did not contain."""
+    if COLUMN_SEQUENCES not in state.schema.names:
+        return
+    is_older = f"exists(map_values({COLUMN_SEQUENCES}), sequence -> sequence < {limit})"
+    table = spark.read.format("delta").load(writer.location)
+    names = table.where(is_older).select(F.explode(F.map_keys(COLUMN_SEQUENCES)).alias("name")).distinct().collect()
+    if not names:
+        return
+    lower_names = {row["name"] for row in names}
+    assignments = {
+        quoted(name): f"CASE WHEN {COLUMN_SEQUENCES}[{raw_literal(name.lower())}] < {limit} THEN NULL "
+        f"ELSE {quoted(name)} END"
+        for name in state.schema.names
+        if name.lower() in lower_names
+    }
+    assignments[COLUMN_SEQUENCES] = (
+        f"transform_values({COLUMN_SEQUENCES}, (name, sequence) -> "
+        f"CASE WHEN sequence < {limit} THEN NULL ELSE sequence END)"
+    )
+    writer.update(assignments, is_older, lock="table", metadata=metadata)
 
 
 def _feed(
@@ -123,8 +161,10 @@ def _sql(text: str, sequence_type: DataType) -> str:
     )
 
 
-def _is_later(spark: SparkSession, text: str, stored_text: str | None, sequence_type: DataType) -> bool:
+def _compare(spark: SparkSession, text: str, stored_text: str | None, sequence_type: DataType) -> int:
+    """Return 1 if a sequence is larger than a stored one, 0 if they are equal, else -1."""
     if stored_text is None:
-        return True
-    is_later = parsed_sequence(text, sequence_type) > parsed_sequence(stored_text, sequence_type)
-    return bool(spark.range(1).select(is_later).collect()[0][0])
+        return 1
+    sequence, stored_sequence = (parsed_sequence(value, sequence_type) for value in (text, stored_text))
+    order = F.when(sequence > stored_sequence, 1).when(sequence == stored_sequence, 0).otherwise(-1)
+    return int(spark.range(1).select(order).collect()[0][0])

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import Hold
 from writer_jobs.commit.options import WriteOptions, options_of_next_write
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.errors import ChangesError, FeedError
 from writer_jobs.feeds.dead_letters import DeadLetterLimit, write_dead_letters
 from writer_jobs.feeds.debezium.decode import decode
@@ -114,11 +115,18 @@ def apply_events(
             max_dead_letters.check(writer.table, batch.dead_count, counted_messages, batch.dead_reason)
         result = ChangesResult(table=writer.table)
         truncate = partial(
-            _truncate, messages.sparkSession, writer, batch, lock_timeout_seconds, metadata, before_write
+            _truncate,
+            messages.sparkSession,
+            writer,
+            batch,
+            lock_timeout_seconds,
+            metadata,
+            # The changes are the last write of the batch.
+            None if batch.count else before_write,
         )
         # A new table is created with its first changes.
         is_new = writer.log.state() is None
-        deleted_count = 0 if is_new else truncate()
+        truncate_commit = None if is_new else truncate()
         if batch.count:
             result = apply_changes(
                 writer,
@@ -135,7 +143,14 @@ def apply_events(
             )
             result = replace(result, newest_at=batch.newest_source_time)
         if is_new:
-            deleted_count = truncate()
+            truncate_commit = truncate()
+        if truncate_commit is not None:
+            result = replace(
+                result,
+                version=truncate_commit.version if result.version is None else result.version,
+                changes=result.changes + batch.truncate_count,
+                deleted=result.deleted + int(truncate_commit.metrics.get("numDeletedRows", 0)),
+            )
         if batch.dead_count:
             options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata)
             write_dead_letters(
@@ -143,8 +158,6 @@ def apply_events(
             )
         return replace(
             result,
-            changes=result.changes + batch.truncate_count,
-            deleted=result.deleted + deleted_count,
             dead_letters=batch.dead_count,
             dead_reason=batch.dead_reason,
             skipped=batch.skipped_count,
@@ -159,17 +172,17 @@ def _truncate(
     lock_timeout_seconds: float | None,
     metadata: Mapping[str, Any] | None,
     before_write: Callable[[Hold], None] | None,
-) -> int:
-    """Apply the last truncate of a batch; return the number of deleted rows."""
+) -> CommitResult | None:
+    """Apply the last truncate of a batch; None if there is none."""
     if batch.truncated_at is None:
-        return 0
+        return None
     if writer.log.state() is None:
         raise ChangesError(
             table=writer.table,
             reason="the source's table was truncated before the table has a change: use --on-truncate ignore until it "
             "has",
         )
-    commit = apply_truncate(
+    return apply_truncate(
         spark,
         writer,
         batch.truncated_at,
@@ -179,4 +192,3 @@ def _truncate(
         metadata=metadata,
         before_write=before_write,
     )
-    return int(commit.metrics.get("numDeletedRows", 0))

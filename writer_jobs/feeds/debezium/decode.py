@@ -18,6 +18,7 @@ from operator import and_, or_
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import LongType
 
 from writer_jobs.delta.jvm_errors import SPARK_ERRORS, error_reason
 from writer_jobs.delta.partition_values import partition_types, unstorable_row_reason
@@ -39,6 +40,7 @@ from writer_jobs.feeds.debezium.row_columns import RowColumns, summarize_schemas
 from writer_jobs.feeds.debezium.schema_registry import SchemaRegistry, with_json
 from writer_jobs.feeds.debezium.undecodable import (
     UNAVAILABLE,
+    is_unordered,
     unavailable_columns,
     undecodable_reason,
     unnamed_fields_reason,
@@ -194,6 +196,7 @@ class _Batch:
         # Columns that the source dropped. Other columns of the table belong to the user.
         dropped_names = recorded_columns(table) - {name.lower() for name in self._columns.types}
         table_columns = () if table is None else table.schema
+        self._table_types = {column.name.lower(): column.dataType for column in table_columns}
         self._dropped_columns = {
             column.name: column.dataType for column in table_columns if column.name.lower() in dropped_names
         }
@@ -323,7 +326,7 @@ class _Batch:
         truncates = self._with_order(truncates)
         row = truncates.agg(
             sequence_text(F.max(ORDER)).alias("text"),
-            F.min(F.when(F.col(ORDER).isNull(), F.col("origin"))).alias("unordered"),
+            F.min(F.when(is_unordered(truncates.schema[ORDER].dataType), F.col("origin"))).alias("unordered"),
         ).collect()[0]
         if row["unordered"] is not None:
             raise FeedError(f"the position of the truncate {row['unordered']} is unknown: use --on-truncate ignore")
@@ -403,7 +406,7 @@ class _Batch:
                 (
                     self._columns.decode(columns[name.lower()], self._columns.text(columns[name.lower()]))
                     if name.lower() in columns
-                    else F.lit(None).cast("bigint")
+                    else F.lit(None).cast(self._table_types.get(name.lower(), LongType()))
                 ).alias(name)
                 for name in sorted(names)
             ]

@@ -85,10 +85,13 @@ def undecodable_reason(
         )
         data_type = columns.types[name].simpleString()
         reason = reason.when(is_misfit, f"the value of the column {name} does not fit {data_type}")
-    is_unordered = F.col(ORDER).isNull()
-    if isinstance(order_type, StructType):
-        is_unordered = reduce(or_, (F.col(ORDER).getField(name).isNull() for name in order_type.names), is_unordered)
-    return reason.when(is_unordered, "its position is unknown: a field of the sequence is missing or null")
+    return reason.when(is_unordered(order_type), "its position is unknown: a field of the sequence is missing or null")
+
+
+def is_unordered(order_type: DataType) -> Column:
+    """Return the condition that the column :data:`ORDER`, which has this type, or one of its fields is null."""
+    fields = order_type.names if isinstance(order_type, StructType) else ()
+    return reduce(or_, (F.col(ORDER).getField(name).isNull() for name in fields), F.col(ORDER).isNull())
 
 
 def _placeholders(unavailable: str) -> list[str]:

@@ -113,14 +113,8 @@ class CdcArguments(ChangesJobArguments):
         metadata=APPLIED
         | in_identity("unavailable-value", lambda value: "" if value == UNAVAILABLE else value, if_empty=False)
     )
-    infinity: Infinity = field(
-        # Earlier releases recorded none.
-        metadata=APPLIED | in_identity("infinity", lambda mode: "" if mode == _INFINITY else mode, if_empty=False)
-    )
-    on_truncate: OnTruncate = field(
-        # Earlier releases recorded none.
-        metadata=APPLIED | in_identity("on-truncate", lambda mode: "" if mode == _ON_TRUNCATE else mode, if_empty=False)
-    )
+    infinity: Infinity = field(metadata=APPLIED)
+    on_truncate: OnTruncate = field(metadata=APPLIED)
     max_dead_letters: DeadLetterLimit | None = field(metadata=APPLIED)
 
     @property
