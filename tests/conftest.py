@@ -42,7 +42,7 @@ SHARED_DRIVERS = {
     ),
     "debezium driver": (
         "test_debezium_avro.py", "test_debezium_binlog.py", "test_debezium_flat.py", "test_debezium_infinity.py",
-        "test_debezium_truncate.py", "test_debezium_unavailable.py",
+        "test_debezium_local_times.py", "test_debezium_truncate.py", "test_debezium_unavailable.py",
     ),
     "feeds driver": (
         "test_apply_cells.py", "test_cdc_job.py", "test_debezium.py", "test_nested_types.py",

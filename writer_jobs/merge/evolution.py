@@ -7,7 +7,7 @@ from pyspark.sql.types import ArrayType, AtomicType, DataType, MapType, StructTy
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.type_differences import TypeDifference, holds, is_wider, type_differences
 
-_WIDENING = "delta.enableTypeWidening"
+_WIDENING, _LOCAL_TIMES = "delta.enableTypeWidening", "delta.feature.timestampNtz"
 
 
 def target_type(column_type: DataType, row_type: DataType) -> DataType:
@@ -29,6 +29,12 @@ def alter_clauses(table: StructType, changes: StructType, columns: tuple[str, ..
     fields = StructType([changes[name] for name in columns])
     differences = list(type_differences(table, fields))
     clauses = []
+    is_unknown_ntz = any(
+        difference.is_unknown and "timestamp_ntz" in difference.rows.simpleString() for difference in differences
+    )
+    if is_unknown_ntz and "timestamp_ntz" not in table.simpleString():
+        # Delta enables this feature by itself only when it creates a table.
+        clauses.append(f"SET TBLPROPERTIES ('{_LOCAL_TIMES}' = 'supported')")
     if definitions := [_definition(difference, fields) for difference in differences if difference.is_unknown]:
         clauses.append(f"ADD COLUMNS ({', '.join(definitions)})")
     if wider_differences := [difference for difference in differences if difference.is_wider]:

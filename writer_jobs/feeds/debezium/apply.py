@@ -37,6 +37,7 @@ def apply_events(
     flattened: bool = False,
     schema_registry: SchemaRegistry | None = None,
     infinity: Infinity = "dead-letter",
+    local_times: bool = False,
     on_truncate: OnTruncate = "refuse",
     max_dead_letters: DeadLetterLimit | None = None,
     stored_as_scd_type: int = 1,
@@ -74,6 +75,8 @@ def apply_events(
         infinity: What PostgreSQL's ``infinity`` in a date or a time becomes: ``dead-letter``; ``largest``, the largest
             time of the year 9999, and for ``-infinity`` the smallest of the year 1; or ``null``, except inside nested
             values, where it makes the message a dead letter.
+        local_times: Whether new columns with times without a zone are ``timestamp_ntz``, by the messages' schemas. They
+            are ``timestamp`` otherwise, as if they were in UTC. Columns of the table keep their type.
         on_truncate: What a truncate of the source table does: ``refuse`` the batch; ``delete`` the rows with a smaller
             sequence, before the other changes of the batch are applied and in a commit of its own, and ignore changes
             with a smaller sequence from then on; or ``ignore``.
@@ -104,6 +107,7 @@ def apply_events(
             flattened=flattened,
             schema_registry=schema_registry,
             infinity=infinity,
+            local_times=local_times,
             on_truncate=on_truncate,
             keeps_history=stored_as_scd_type != 1,
         )

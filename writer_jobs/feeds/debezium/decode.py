@@ -68,6 +68,7 @@ def decode(
     keeps_history: bool = False,
     on_truncate: OnTruncate = "refuse",
     infinity: Infinity = "dead-letter",
+    local_times: bool = False,
 ) -> DecodedBatch:
     """Decode a batch of Debezium's messages.
 
@@ -116,7 +117,7 @@ def decode(
         schema_registry: Registry with the schemas of messages in Avro. They are decoded as JSON with schemas.
         keeps_history: Whether all rows of a key are stored. Then each message with a placeholder becomes a dead letter,
             and the place in the topic is not part of the position.
-        infinity, on_truncate: See :func:`writer_jobs.apply_events`.
+        infinity, local_times, on_truncate: See :func:`writer_jobs.apply_events`.
 
     Raises:
         FeedError: The events are of several tables, truncate the table, have no keys or keys with different columns,
@@ -140,6 +141,7 @@ def decode(
                 flattened=flattened,
                 keeps_history=keeps_history,
                 on_truncate=on_truncate,
+                local_times=local_times,
             )
             materialized = MaterializedRows(batch.rows(unavailable_value))
             with ExitStack() as on_failure:
@@ -167,6 +169,7 @@ class _Batch:
         flattened: bool,
         keeps_history: bool,
         on_truncate: OnTruncate,
+        local_times: bool,
     ) -> None:
         self._envelopes, self._sequence_by, self._keeps_history = envelopes, sequence_by, keeps_history
         summaries = summarize_schemas(envelopes)
@@ -189,7 +192,7 @@ class _Batch:
             self._refuse_truncate(min(summary["truncate"] for summary in summaries if summary["truncate"]))
         self._refuse_unknown_order()
         summaries = [summary for summary in summaries if summary["rows"]]
-        self._columns = RowColumns(summaries, table, keys, infinity)
+        self._columns = RowColumns(summaries, table, keys, infinity, local_times=local_times)
         # Debezium writes a changed message key as a delete and an insert. The caller's keys can change in an update.
         self._keys_can_change = bool(keys) and all(name in self._columns.types for name in self._columns.keys)
         self._partitions = partition_types(table, partition_by, self._columns.schema)

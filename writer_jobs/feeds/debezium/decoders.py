@@ -183,7 +183,7 @@ _SEMANTIC: Mapping[str, Decoder] = {
     f"{_DEBEZIUM}MicroTimestamp": Decoder(T.TimestampType(), "micros"),
     f"{_DEBEZIUM}NanoTimestamp": Decoder(T.TimestampType(), "nanos"),
     f"{_DEBEZIUM}ZonedTimestamp": Decoder(T.TimestampType(), "zoned"),
-    f"{_DEBEZIUM}IsoTimestamp": Decoder(T.TimestampType(), "zoned"),
+    f"{_DEBEZIUM}IsoTimestamp": Decoder(T.TimestampType(), "local"),
     f"{_DEBEZIUM}Time": Decoder(T.LongType()),
     f"{_CONNECT}Time": Decoder(T.LongType()),
     "io.debezium.data.VariableScaleDecimal": Decoder(T.StringType(), "variable"),

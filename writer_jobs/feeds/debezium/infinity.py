@@ -62,7 +62,7 @@ def infinity_sign(encoding: str, number: Column, text: Column) -> Column | None:
     if encoding == "date":
         pairs = zip(_days(number), _DATES, strict=True)
         return _sign(*(F.coalesce(is_infinite, text.isin(*dates)) for is_infinite, dates in pairs))
-    return _sign(*(text.isin(*times) for times in _TIMES)) if encoding == "zoned" else None
+    return _sign(*(text.isin(*times) for times in _TIMES)) if encoding in ("zoned", "local") else None
 
 
 def largest_value(sign: Column, data_type: DataType) -> Column:

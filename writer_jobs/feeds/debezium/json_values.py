@@ -7,7 +7,7 @@ message to the dead letters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.sql import Column
@@ -97,18 +97,53 @@ class Decoder:
     def _is_text(self) -> bool:
         return self.encoding == "plain" and isinstance(self.type, T.StringType)
 
+    def with_local_times(self) -> Decoder:
+        """Return this decoder with ``timestamp_ntz`` for times without a time zone, at every depth."""
+        if self._is_local_time:
+            return replace(self, type=T.TimestampNTZType())
+        return self._with_parts([(name, part.with_local_times()) for name, part in self.parts])
+
     def for_column(self, data_type: T.DataType | None) -> Decoder:
         """Return a decoder for a table's column if its type holds this decoder's values in another form, else self."""
-        is_time = isinstance(self.type, T.TimestampType) and self.encoding in _UNITS
-        if is_time and isinstance(data_type, T.TimestampNTZType):
-            return replace(self, type=data_type)
         if isinstance(data_type, T.LongType) and self.encoding == "nanos":
             return Decoder(data_type)
-        if isinstance(data_type, T.StringType) and self.encoding == "zoned":
+        if isinstance(data_type, T.StringType) and self.encoding in ("zoned", "local"):
             return Decoder(data_type)
         if isinstance(data_type, T.DecimalType) and self.encoding in ("unscaled", "variable"):
             return replace(self, type=data_type)
-        return self
+        return self._with_times_of(data_type)
+
+    def _with_times_of(self, data_type: T.DataType | None) -> Decoder:
+        """Return this decoder with a table's types of times without a time zone, at every depth."""
+        if self._is_local_time and isinstance(data_type, T.TimestampType | T.TimestampNTZType):
+            return replace(self, type=data_type)
+        types: dict[str, T.DataType] = {}
+        if isinstance(data_type, T.StructType) and isinstance(self.type, T.StructType):
+            types = {field.name.lower(): field.dataType for field in data_type}
+        elif isinstance(data_type, T.ArrayType) and isinstance(self.type, T.ArrayType):
+            types = {"element": data_type.elementType}
+        elif isinstance(data_type, T.MapType) and isinstance(self.type, T.MapType):
+            types = {"value": data_type.valueType}
+        if not types:
+            return self
+        return self._with_parts([(name, part._with_times_of(types.get(name.lower()))) for name, part in self.parts])
+
+    @property
+    def _is_local_time(self) -> bool:
+        return isinstance(self.type, T.TimestampType | T.TimestampNTZType) and self.encoding in (*_UNITS, "local")
+
+    def _with_parts(self, parts: Sequence[tuple[str, Decoder]]) -> Decoder:
+        """Return this decoder with other decoders of nested values."""
+        types = [part.type for _, part in parts]
+        data_type = self.type
+        if isinstance(data_type, T.StructType):
+            fields = zip(data_type.names, types, strict=True)
+            data_type = T.StructType([T.StructField(name, field_type) for name, field_type in fields])
+        elif isinstance(data_type, T.ArrayType):
+            data_type = T.ArrayType(types[0])
+        elif isinstance(data_type, T.MapType):
+            data_type = T.MapType(T.StringType(), types[0])
+        return replace(self, type=data_type, parts=tuple(parts))
 
     def with_fields(self, data_type: T.DataType | None) -> Decoder:
         """Return this decoder, extended by the nested fields of ``data_type`` that it lacks. They decode to null.
@@ -215,6 +250,14 @@ def _zoned(decoder: Decoder, value: Column) -> Column:
     return exact_cast(text if is_local else F.when(text.rlike(_ZONED), text), data_type)
 
 
+def _local(decoder: Decoder, value: Column) -> Column:
+    """Decode a time without a zone in ISO 8601, which Debezium writes with a ``Z``."""
+    text = _string_text(value)
+    if isinstance(decoder.type, T.TimestampNTZType):
+        return exact_cast(F.regexp_replace(text, r"Z\z", ""), decoder.type)
+    return _zoned(decoder, value)
+
+
 def _unscaled(decoder: Decoder, value: Column) -> Column:
     # A JSON string is base64, the default. With decimal.format=NUMERIC the value is a JSON number.
     unscaled_value = F.try_to_binary(_string_text(value), F.lit("base64"))
@@ -286,6 +329,7 @@ _DECODERS: Mapping[str, Callable[[Decoder, Column], Column]] = {
     "date": _date,
     **dict.fromkeys(_UNITS, _time),
     "zoned": _zoned,
+    "local": _local,
     "unscaled": _unscaled,
     "variable": _variable,
     "variant": lambda _, value: value,

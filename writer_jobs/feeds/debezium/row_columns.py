@@ -139,6 +139,7 @@ class RowColumns:
         summaries: Rows of :func:`summarize_schemas` with changes of rows.
         keys: Key columns; None for the fields of the messages' keys.
         infinity: What infinite dates and times become.
+        local_times: Whether new columns with times without a zone are ``timestamp_ntz``.
 
     Attributes:
         groups: The groups of messages by schema.
@@ -152,9 +153,15 @@ class RowColumns:
     """
 
     def __init__(
-        self, summaries: Sequence[Row], table: TableState | None, keys: Sequence[str] | None, infinity: Infinity
+        self,
+        summaries: Sequence[Row],
+        table: TableState | None,
+        keys: Sequence[str] | None,
+        infinity: Infinity,
+        *,
+        local_times: bool,
     ) -> None:
-        self._infinity = infinity
+        self._infinity, self._local_times = infinity, local_times
         self._table_types = {} if table is None else {field.name.lower(): field.dataType for field in table.schema}
         # Messages with schemas come first: their types apply to messages without schemas.
         summaries = sorted(summaries, key=lambda summary: (summary["schema"] is None, summary["key_schema"] is None))
@@ -230,7 +237,8 @@ class RowColumns:
         for number, group in enumerate(self.groups):
             row = {**{name: group.keys[name] for name in self.keys if name in group.keys}, **group.columns}
             for name, decoder in row.items():
-                decoder_for_column = decoder.for_column(self._table_types.get(name.lower()))
+                typed_decoder = decoder.with_local_times() if self._local_times else decoder
+                decoder_for_column = typed_decoder.for_column(self._table_types.get(name.lower()))
                 decoder_for_column = decoder_for_column.with_infinity(self._infinity)
                 columns.setdefault(name, {}).setdefault(decoder_for_column, []).append(number)
         lower_names = [name.lower() for name in columns]

@@ -114,6 +114,7 @@ class CdcArguments(ChangesJobArguments):
         | in_identity("unavailable-value", lambda value: "" if value == UNAVAILABLE else value, if_empty=False)
     )
     infinity: Infinity = field(metadata=APPLIED)
+    local_times: bool = field(metadata=APPLIED)
     on_truncate: OnTruncate = field(metadata=APPLIED)
     max_dead_letters: DeadLetterLimit | None = field(metadata=APPLIED)
 
@@ -156,13 +157,14 @@ class CdcArguments(ChangesJobArguments):
             or self.source_tables
             or self.unavailable_value != UNAVAILABLE
             or self.infinity != _INFINITY
+            or self.local_times
             or self.on_truncate != _ON_TRUNCATE
         )
         if has_cells and (of_events or self.stored_as_scd_type != 1):
             raise ArgumentsError(
                 "--schema-registry, --keys, --sequence-by, --source-table, --unavailable-value, --infinity, "
-                "--on-truncate and --scd-type are for Debezium's events: cells have an order, and the mapping has the "
-                "keys"
+                "--local-times, --on-truncate and --scd-type are for Debezium's events: cells have an order, and the "
+                "mapping has the keys"
             )
 
     def check_local_sources(self, files: HadoopFiles) -> None:
@@ -215,6 +217,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
         "--infinity", choices=INFINITY_MODES, default=_INFINITY,
         help="what PostgreSQL's infinity in a date or a time becomes: a dead letter; the largest time of the year "
         "9999, and for -infinity the smallest of the year 1; or null (default: %(default)s)",
+    )  # fmt: skip
+    add(
+        "--local-times", action="store_true",
+        help="new columns with times without a zone, such as PostgreSQL's timestamp and MySQL's DATETIME, are "
+        "timestamp_ntz; by default timestamp, as if the times were in UTC. Needs the messages' schemas",
     )  # fmt: skip
     add(
         "--on-truncate", choices=ON_TRUNCATE, default=_ON_TRUNCATE,
