@@ -111,9 +111,9 @@ class Decoder:
             return Decoder(data_type)
         if isinstance(data_type, T.DecimalType) and self.encoding in ("unscaled", "variable"):
             return replace(self, type=data_type)
-        return self._with_times_of(data_type)
+        return self.with_times_of(data_type)
 
-    def _with_times_of(self, data_type: T.DataType | None) -> Decoder:
+    def with_times_of(self, data_type: T.DataType | None) -> Decoder:
         """Return this decoder with a table's types of times without a time zone, at every depth."""
         if self._is_local_time and isinstance(data_type, T.TimestampType | T.TimestampNTZType):
             return replace(self, type=data_type)
@@ -126,7 +126,7 @@ class Decoder:
             types = {"value": data_type.valueType}
         if not types:
             return self
-        return self._with_parts([(name, part._with_times_of(types.get(name.lower()))) for name, part in self.parts])
+        return self._with_parts([(name, part.with_times_of(types.get(name.lower()))) for name, part in self.parts])
 
     @property
     def _is_local_time(self) -> bool:
