@@ -173,8 +173,8 @@ def test_a_dead_letter_of_avro_is_json_that_can_be_loaded_again(spark: SparkSess
     client = SchemaRegistry(registry.url)
     with decode(frame(spark, [letter]), table=None, schema_registry=client) as batch:
         (row,) = batch.dead_letters.collect()
-    again = [(bytes(row["key"]), bytes(row["value"]), "again")]
-    with decode(frame(spark, again), table=None, schema_registry=client, infinity="null") as batch:
+    messages = [(bytes(row["key"]), bytes(row["value"]), "again")]
+    with decode(frame(spark, messages), table=None, schema_registry=client, infinity="null") as batch:
         assert (reasons(batch), [row["day"] for row in rows(batch)]) == ({}, [None])
 
 

@@ -139,12 +139,12 @@ def test_two_values_of_one_sequence_are_refused(target: Target) -> None:
 
 
 def test_an_update_that_may_be_of_another_row_is_a_dead_letter(spark: SparkSession) -> None:
-    kept = {"id": 1, "code": "a", "note": PLACEHOLDER}
+    row = {"id": 1, "code": "a", "note": PLACEHOLDER}
     after_and_before: dict[str, tuple[Any, Any, Any]] = {
-        "same key": (kept, {"code": "a"}, {"id": 1}),
-        "key of the message": (kept, None, {"code": "a"}),
-        "other key": (kept, {"code": "b"}, {"id": 1}),
-        "unknown key": (kept, None, {"id": 1}),
+        "same key": (row, {"code": "a"}, {"id": 1}),
+        "key of the message": (row, None, {"code": "a"}),
+        "other key": (row, {"code": "b"}, {"id": 1}),
+        "unknown key": (row, None, {"id": 1}),
     }
     messages = [
         message(key, event("u", number, after=after, before=before), name)

@@ -256,6 +256,8 @@ def _as_map(entries: Sequence[Column], other_entries: Column | None = None) -> C
         return other_entries
     present_entries = F.array_compact(F.array(*entries))
     if other_entries is not None:
-        others = F.map_entries(other_entries)
-        present_entries = F.when(others.isNull(), present_entries).otherwise(F.concat(present_entries, others))
+        stored_entries = F.map_entries(other_entries)
+        present_entries = F.when(stored_entries.isNull(), present_entries).otherwise(
+            F.concat(present_entries, stored_entries)
+        )
     return F.when(F.size(present_entries) > 0, F.map_from_entries(present_entries))

@@ -47,7 +47,7 @@ class RowModel(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 (most models keep nothing)
-        """Release what the model has computed for a batch."""
+        """Release the rows that the model has computed for a batch."""
 
     @abstractmethod
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:

@@ -210,11 +210,11 @@ class RowColumns:
         )
 
     def _without_infinity(self, decoder: Decoder, text: Column) -> Column:
-        """Return a column's text, and null for an infinite date or time if that is what it becomes."""
+        """Return a column's text; null for an infinite date or time if infinity becomes null."""
         return F.when(~decoder.is_infinite(text), text) if self._infinity == "null" else text
 
     def is_refused_infinity(self, name: str, text: Column) -> Column:
-        """Return whether a column's text is an infinite date or time for which the message becomes a dead letter."""
+        """Return whether a column's text is an infinite date or time, and such messages become dead letters."""
         if self._infinity != "dead-letter":
             return F.expr("false")
         return self._for_group(name, lambda decoder: decoder.is_infinite(text))
