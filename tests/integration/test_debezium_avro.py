@@ -141,6 +141,7 @@ def test_messages_with_several_schemas_are_applied(
     assert {(row["id"], row["n"], row["name"]) for row in stored} == {(1, 2**40, "x"), (3, 5, None)}
 
 
+@pytest.mark.full
 def test_flattened_rows_may_be_avro(spark: SparkSession, registry: Registry) -> None:
     columns = {"n": "int", "__op": "string", "__source_connector": "string", "__source_lsn": "long"}
     number = registry.add(row_schema(columns))
@@ -167,6 +168,7 @@ def test_bytes_that_are_no_avro_are_dead_letters(spark: SparkSession, registry: 
     assert letters == broken
 
 
+@pytest.mark.full
 def test_a_dead_letter_of_avro_is_json_that_can_be_loaded_again(spark: SparkSession, registry: Registry) -> None:
     infinite = event("c", 1, after={"id": 1, "day": -2_147_472_692})
     (letter,) = in_avro(registry, {"day": named("int", "io.debezium.time.Date")}, infinite)
@@ -214,6 +216,7 @@ def test_the_cdc_job_reads_avro(
     assert (outcome.code, "expected https://HOST:PORT" in outcome.error) == (2, True)
 
 
+@pytest.mark.full
 def test_bytes_in_json_are_base64(spark: SparkSession, registry: Registry) -> None:
     value = {"id": 1, "octets": bytes(range(256))}
     (only,) = in_avro(registry, {"octets": "bytes"}, event("c", 1, after=value))
