@@ -15,7 +15,22 @@ from typing import Any
 
 def avro_bytes(schema: Any, value: Any) -> bytes:
     """Encode a value by the Avro specification, "Binary encoding". A union is that of null and one type."""
-    return _encode(schema, value, {})
+    names: dict[str, Any] = {}
+    _add_names(schema, names)
+    return _encode(schema, value, names)
+
+
+def _add_names(schema: Any, names: dict[str, Any]) -> None:
+    """Add the named types of a schema, by their short and full names."""
+    if isinstance(schema, list):
+        for member in schema:
+            _add_names(member, names)
+    if not isinstance(schema, dict):
+        return
+    if "name" in schema and "type" in schema and schema["type"] in ("record", "enum", "fixed"):
+        names[f"{schema.get('namespace', '')}.{schema['name']}"] = names[schema["name"]] = schema
+    for part in (schema["type"], schema.get("items"), schema.get("values"), schema.get("fields")):
+        _add_names(part, names)
 
 
 def _encode(schema: Any, value: Any, names: dict[str, Any]) -> bytes:  # noqa: PLR0911 (one for each type)
@@ -26,9 +41,6 @@ def _encode(schema: Any, value: Any, names: dict[str, Any]) -> bytes:  # noqa: P
         content = b"" if value is None else _encode(schema[branch], value, names)
         return _long(branch) + content
     kind = schema["type"]
-    if kind in ("record", "enum", "fixed"):
-        name = schema["name"]
-        names[name if "namespace" not in schema else f"{schema['namespace']}.{name}"] = names[name] = schema
     if kind == "record":
         return b"".join(_encode(part["type"], value.get(part["name"]), names) for part in schema["fields"])
     if kind == "enum":
