@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
 ROOT = Path(__file__).parents[2]
 CREATE = "CREATE TABLE {t} USING delta AS SELECT id FROM range(3)"
-WAIT = 120
+WAIT = 300
 """Seconds to wait for writers, a part of which may still start Spark."""
 
 
