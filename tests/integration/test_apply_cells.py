@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import struct
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, timedelta
 from decimal import Decimal
@@ -24,10 +27,17 @@ from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.errors import ChangesError
 from writer_jobs.feeds.hbase import apply as hbase_apply
 from writer_jobs.feeds.hbase.apply import apply_cells
-from writer_jobs.feeds.hbase.cells import CellRows
+from writer_jobs.feeds.hbase.cells import CellRows, without_expired
 from writer_jobs.feeds.hbase.decode import (
+    FAMILY,
+    FILTERED,
+    MESSAGE,
+    ORIGIN,
     QUALIFIER,
     REASON,
+    TYPE,
+    VALUE,
+    WRITE_ORDER,
     decode_cells,
     parse_avro_cells,
     parse_event_cells,
@@ -40,6 +50,7 @@ from writer_jobs.maintenance.result import MaintenanceReport
 from writer_jobs.maintenance.side_rows import SideTableRetention
 from writer_jobs.maintenance.table_list import list_tables
 from writer_jobs.merge.batch_applier import BatchApplier
+from writer_jobs.merge.change_spec import DELETED, SEQ
 from writer_jobs.merge.result import ChangesResult
 
 pytestmark = pytest.mark.spark
@@ -47,6 +58,9 @@ pytestmark = pytest.mark.spark
 SEED = 20
 ID = '"row_key": [{"column": "id", "type": "string"}]'
 MAPPING = HBaseMapping.parsed(f"{{{ID}}}")
+#: Families with one version. The histories of cells have another family, too.
+SINGLE = ("d",)
+SINGLE_MAPPING = HBaseMapping.parsed(f'{{{ID}, "families": {{"d": {{"versions": 1}}}}}}')
 
 
 class Feed:
@@ -82,17 +96,17 @@ def test_histories_of_cells_in_any_order_equal_the_hbase_rows(
 ) -> None:
     cells = histories(SEED, number)
     first_batch, killed_batch, third_batch = shuffled_batches(SEED, cells, 3)
-    feed.apply(first_batch)
-    assert feed.values() == values_in_hbase(first_batch)
+    feed.apply(first_batch, SINGLE_MAPPING)
+    assert feed.values() == values_in_hbase(first_batch, SINGLE)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(BatchApplier, "_merge", kill_process)
-        feed.apply(killed_batch)
-    assert feed.values() == values_in_hbase(first_batch)
+        feed.apply(killed_batch, SINGLE_MAPPING)
+    assert feed.values() == values_in_hbase(first_batch, SINGLE)
     # The next batch undoes the whole killed batch.
-    feed.apply(third_batch)
-    assert feed.values() == values_in_hbase([*first_batch, *third_batch])
-    feed.apply(killed_batch)
-    assert feed.values() == values_in_hbase(cells)
+    feed.apply(third_batch, SINGLE_MAPPING)
+    assert feed.values() == values_in_hbase([*first_batch, *third_batch], SINGLE)
+    feed.apply(killed_batch, SINGLE_MAPPING)
+    assert feed.values() == values_in_hbase(cells, SINGLE)
 
 
 def test_negative_control_without_stored_cells_rows_are_wrong(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +119,101 @@ def test_negative_control_without_stored_cells_rows_are_wrong(feed: Feed, monkey
     assert sum(stored.get(row) != expected.get(row) for row in stored.keys() | expected.keys()) > 100
 
 
+def stored_cells(spark: SparkSession, cells: Iterable[Cell], *, is_old: Callable[[], bool]) -> DataFrame:
+    """Return cells as a side table has them, with their ages in the column ``old``."""
+    rows = [(*cell, is_old()) for cell in cells]
+    data = spark.createDataFrame(rows, f"{SCHEMA}, old boolean").withColumn("sequence", F.col("old").cast("bigint"))
+    decoded = decode_cells(data, MAPPING).drop(REASON, ORIGIN, MESSAGE, FILTERED, DELETED)
+    return decoded.withColumn("old", F.col(WRITE_ORDER) == 1)
+
+
+def remaining_cells(stored: DataFrame, families: Sequence[str]) -> list[Cell]:
+    """Return the cells that maintenance keeps."""
+    columns = ("id", FAMILY, QUALIFIER, SEQ, TYPE, F.col(VALUE).cast("string"))
+    return [Cell(*row) for row in without_expired(stored, ["id"], F.col("old"), families).select(*columns).collect()]
+
+
+def test_expiry_keeps_what_later_cells_need(spark: SparkSession) -> None:
+    generator, cells = random.Random(SEED), histories(SEED, 500)
+    generator.shuffle(cells)
+    early, late = cells[: len(cells) * 2 // 3], cells[len(cells) * 2 // 3 :]
+    young = stored_cells(spark, early, is_old=lambda: False)
+    remaining = remaining_cells(young, SINGLE)
+    assert values_in_hbase([*remaining, *late], SINGLE) == values_in_hbase(cells, SINGLE)
+    versions = Counter((cell.row, cell.qualifier) for cell in remaining if (cell.family, cell.type) == ("d", "Put"))
+    assert max(versions.values()) == 1
+    # Old cells are not needed for the cells that are there.
+    some_old = stored_cells(spark, early, is_old=lambda: generator.random() < 0.5)
+    assert values_in_hbase(remaining_cells(some_old, SINGLE), SINGLE) == values_in_hbase(early, SINGLE)
+    values = remaining_cells(stored_cells(spark, early, is_old=lambda: True), SINGLE)
+    assert sorted(cell.type for cell in values) == ["Put"] * sum(map(len, values_in_hbase(early, SINGLE).values()))
+    # Negative control: the rule for all versions drops a newest Put with the delete that hides it.
+    remaining = remaining_cells(young, ())
+    assert values_in_hbase([*remaining, *late], SINGLE) != values_in_hbase(cells, SINGLE)
+    assert values_in_hbase([*remaining, *late]) == values_in_hbase(cells) != values_in_hbase(cells, SINGLE)
+
+
+def test_a_mapping_with_other_versions_is_refused(feed: Feed) -> None:
+    cells = [Cell("a", "d", "x", 1, "Put", "one")]
+    feed.apply(cells, SINGLE_MAPPING)
+    with pytest.raises(ChangesError, match="families with one version: d in the table, not set in this run"):
+        feed.apply(cells, MAPPING)
+    with locked(feed.spark, str(feed.table), manager=feed.writer.manager):
+        feed.spark.sql(f"ALTER TABLE delta.`{feed.table}` SET TBLPROPERTIES ('sluice.feed' = 'off')")
+    with pytest.raises(ChangesError, match=r"singleVersionFamilies: d in \S+_cells, not set in this run"):
+        feed.apply(cells, MAPPING)
+
+
+def run_during_rewrite(patch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
+    """Make the next maintenance of a side table run a function in a thread, after its rewrite has begun."""
+    drop_expired, calls = SideTableRetention.drop_expired, itertools.count(1)
+
+    def drop_and_run(self: SideTableRetention, rows: DataFrame) -> DataFrame:
+        # The first call counts the expired rows. The second call is part of the rewrite.
+        if next(calls) == 2:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(run).result()
+        return drop_expired(self, rows)
+
+    patch.setattr(SideTableRetention, "drop_expired", drop_and_run)
+
+
+@pytest.mark.full
+def test_versions_expire_while_a_batch_is_applied(
+    feed: Feed, maintain: Callable[..., MaintenanceReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puts = [Cell("a", family, "x", timestamp, "Put", f"{timestamp}") for family in "dm" for timestamp in (1, 2)]
+    deletes = [Cell("a", family, "x", 2, "Delete", None) for family in "dm"]
+    feed.apply(puts, SINGLE_MAPPING)
+    # The rewrite does not hold the lock, so the batch need not wait for it.
+    with monkeypatch.context() as patch:
+        run_during_rewrite(patch, lambda: feed.apply(deletes, SINGLE_MAPPING, lock_timeout_seconds=30))
+        assert [unit.problem for unit in maintain(Action.FORGET, suffix="_cells").done] == [None]
+    assert feed.values() == {"a": {"m:x": "1"}}
+    # The older version in d and the hidden one in m have expired.
+    assert DeltaTable(f"{feed.table}_cells").to_pyarrow_table().num_rows == len(puts) - 2 + len(deletes)
+    feed.apply(puts, SINGLE_MAPPING)
+    assert feed.values() == {"a": {"m:x": "1"}}
+
+
+@pytest.mark.full
+def test_only_a_side_table_without_rows_gets_its_families(feed: Feed) -> None:
+    puts, cells_table = [Cell("a", "d", "x", 1, "Put", "1")], f"{feed.table}_cells"
+    feed.apply(puts, SINGLE_MAPPING)
+    # A run that was killed after it created the side table had not set its properties yet.
+    with locked(feed.spark, cells_table, manager=feed.writer.manager):
+        feed.spark.sql(
+            f"ALTER TABLE delta.`{cells_table}` UNSET TBLPROPERTIES ('sluice.maintenance.singleVersionFamilies')"
+        )
+    with pytest.raises(ChangesError, match=r"singleVersionFamilies: not set in \S+_cells, d in this run"):
+        feed.apply(puts, SINGLE_MAPPING)
+    feed.writer.side_writer("_cells").delete("true")
+    feed.apply(puts, SINGLE_MAPPING)
+    with pytest.raises(ChangesError, match="families with one version"):
+        feed.apply(puts, MAPPING)
+    assert feed.values() == {"a": {"d:x": "1"}}
+
+
 @pytest.mark.soak
 def test_expiry_of_hidden_cells_keeps_the_rows(
     feed: Feed,
@@ -115,32 +224,22 @@ def test_expiry_of_hidden_cells_keeps_the_rows(
     cells_table = f"{feed.table}_cells"
     cells = histories(SEED, 200)
     first_batch, second_batch, concurrent_batch = shuffled_batches(SEED, cells, 3)
-    feed.apply(first_batch)
-    feed.apply(second_batch)
-    drop_expired, second_feed = SideTableRetention.drop_expired, Feed(feed.spark, make_manager(), feed.table)
-    calls: list[DataFrame] = []
-
-    def drop_expired_during_a_batch(self: SideTableRetention, rows: DataFrame) -> DataFrame:
-        # The first call counts the expired cells. The second call is part of the rewrite, which has read nothing yet.
-        calls.append(drop_expired(self, rows))
-        if len(calls) == 2:
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(second_feed.apply, concurrent_batch).result()
-        return calls[-1]
-
+    feed.apply(first_batch, SINGLE_MAPPING)
+    feed.apply(second_batch, SINGLE_MAPPING)
+    second_feed = Feed(feed.spark, make_manager(), feed.table)
     # The maintainer of the table maintains its cells, too.
     assert [Path(name).name for name in list_tables(feed.spark, [str(feed.table)])] == ["table", "table_cells"]
     with monkeypatch.context() as patch:
-        patch.setattr(SideTableRetention, "drop_expired", drop_expired_during_a_batch)
+        run_during_rewrite(patch, lambda: second_feed.apply(concurrent_batch, SINGLE_MAPPING))
         (expiry,) = maintain(Action.FORGET, suffix="_cells").done
-    assert (expiry.problem, len(calls) >= 2) == (None, True)
+    assert expiry.problem is None
     # No cell is old. Only cells that stay hidden and repeated cells are deleted.
     remaining = DeltaTable(cells_table).to_pyarrow_table().num_rows
     assert len(set(cells)) / 4 < remaining < len(set(cells))
-    assert feed.values() == values_in_hbase(cells)
+    assert feed.values() == values_in_hbase(cells, SINGLE)
     late_cell = Cell("r00000", "d", "a", 99, "Put", "late")
-    feed.apply([late_cell], retention=timedelta(0))
-    assert feed.values() == values_in_hbase([*cells, late_cell])
+    feed.apply([late_cell], SINGLE_MAPPING, retention=timedelta(0))
+    assert feed.values() == values_in_hbase([*cells, late_cell], SINGLE)
     # The longest retention of all batches applies. By that retention, too few cells have expired.
     assert not [unit for unit in maintain(suffix="_cells").done if unit.action is Action.FORGET]
     days = "'sluice.maintenance.forgetAfterDays' = '0'"

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import DataFrame
 
-from lock_manager import EnsembleRefusedError, HeldLock, ZookeeperLockManager
+from lock_manager import EnsembleRefusedError, HeldLock, Hold, ZookeeperLockManager
 from tests.support.at_the_gate import TableAtTheGate
 from tests.support.rivals import RivalManager
+from writer_jobs.delta import checkpoints
 from writer_jobs.delta.checkpoints import LAST_CHECKPOINT
+from writer_jobs.merge.result import ChangesResult
+from writer_jobs.streaming.query import AVAILABLE_NOW, BatchQuery
 
 pytestmark = pytest.mark.spark
 
@@ -202,3 +210,55 @@ def test_a_failed_checkpoint_is_written_after_the_next_commit(
     assert table.checkpoints() == []
     table.append(INTERVAL + 1)
     assert table.checkpoints() == [INTERVAL]
+
+
+def run_stream(
+    table: Table, folder: Path, monkeypatch: pytest.MonkeyPatch, timeout_seconds: float
+) -> list[tuple[int, list[int]]]:
+    """Run a stream of four commits whose checkpoint is written after the last one, or fails after the timeout.
+
+    Returns:
+        Version and existing checkpoints after each batch.
+
+    """
+    commits, last_commit = [], threading.Event()
+    write = checkpoints._write
+
+    def write_after_last_commit(*arguments: Any) -> None:
+        assert last_commit.wait(timeout_seconds)
+        write(*arguments)
+
+    monkeypatch.setattr(checkpoints, "_write", write_after_last_commit)
+
+    def apply(rows: DataFrame, txn: tuple[str, int], before_write: Callable[[Hold], None]) -> ChangesResult:
+        commit = table.writer.append(rows, txn=txn, before_write=before_write)
+        commits.append((commit.version, table.checkpoints()))
+        if commit.version == INTERVAL + 2:
+            last_commit.set()
+        return ChangesResult(table=table.writer.table, commit=commit)
+
+    folder.mkdir()
+    for number in range(INTERVAL, INTERVAL + 3):
+        (folder / f"{number}.json").write_text(f'{{"id": {number}}}')
+    rows = table.spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(str(folder))
+    query = BatchQuery(table.writer, Mock(), apply)
+    query.run(rows, trigger=AVAILABLE_NOW, checkpoint=f"{folder}_checkpoint")
+    return commits
+
+
+def test_the_batches_of_a_stream_do_not_wait_for_a_checkpoint(
+    table_of: Callable[..., Table], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of(INTERVAL - 1)
+    commits = run_stream(table, tmp_path / "rows", monkeypatch, timeout_seconds=60)
+    assert commits == [(INTERVAL, []), (INTERVAL + 1, []), (INTERVAL + 2, [])]
+    # The stream ended after its checkpoint was written.
+    assert table.checkpoints() == [INTERVAL]
+
+
+def test_negative_control_a_batch_that_writes_its_checkpoint_itself_waits_for_it(
+    table_of: Callable[..., Table], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints.CheckpointThread, "used", lambda _: nullcontext())
+    with pytest.raises(AssertionError):
+        run_stream(table_of(INTERVAL - 1), tmp_path / "rows", monkeypatch, timeout_seconds=0.1)

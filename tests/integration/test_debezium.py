@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import AWKWARD_TEXTS, CLOCK_CHANGES, HISTORIES, shuffled_batches
+from tests.support.events_table import Message, frame
 from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import ChangesError, FeedError
@@ -32,8 +33,6 @@ from writer_jobs.merge.apply import ChangesResult, apply_changes
 pytestmark = pytest.mark.spark
 
 Json = dict[str, Any]
-Message = tuple[bytes | None, bytes | None, str]
-"""Key, value and origin."""
 INT, TEXT = {"type": "int64", "optional": True}, {"type": "string", "optional": True}
 PLACEHOLDER = "__debezium_unavailable_value"
 
@@ -74,10 +73,6 @@ def row_message(row: Json, schema: Json) -> Message:
     """Return the message of a created row, with its schema."""
     value = with_schema(event("c", row["id"], after=row), envelope_schema(schema))
     return message({"id": row["id"]}, value, f"t/0/{row['id']}")
-
-
-def frame(spark: SparkSession, messages: Iterable[Message]) -> DataFrame:
-    return spark.createDataFrame(list(messages), "key binary, value binary, origin string")
 
 
 def state(schema: str) -> TableState:

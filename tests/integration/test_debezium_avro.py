@@ -13,8 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager
-from tests.integration.test_debezium import Json, Message, event, frame, message, reasons, rows, types, utc
+from tests.integration.test_debezium import Json, event, message, reasons, rows, types, utc
 from tests.support.avro_messages import Registry, running_registry
+from tests.support.events_table import Message, frame
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.errors import FeedError
 from writer_jobs.feeds.debezium.apply import apply_events

@@ -9,7 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager
-from tests.integration.test_debezium import Message, frame, message, mysql_source
+from tests.integration.test_debezium import message, mysql_source
+from tests.support.events_table import Message, frame
 from writer_jobs import ChangesError, LockedDeltaWriter
 from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.debezium.decode import decode

@@ -17,9 +17,7 @@ from tests.integration.test_debezium import (
     INT,
     TEXT,
     Json,
-    Message,
     event,
-    frame,
     message,
     reasons,
     rows_by_id,
@@ -29,6 +27,7 @@ from tests.integration.test_debezium import (
     with_schema,
 )
 from tests.support.deliveries import HISTORIES, shuffled_batches
+from tests.support.events_table import Message, frame
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.errors import FeedError
 from writer_jobs.feeds.debezium.apply import apply_events

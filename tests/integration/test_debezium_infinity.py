@@ -22,7 +22,6 @@ from tests.integration.test_debezium import (
     Json,
     envelope_schema,
     event,
-    frame,
     logical,
     message,
     reasons,
@@ -30,6 +29,7 @@ from tests.integration.test_debezium import (
     struct,
     with_schema,
 )
+from tests.support.events_table import frame
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.debezium.decode import decode

@@ -18,10 +18,8 @@ from tests.integration.test_debezium import (
     NANOS,
     ZONED,
     Json,
-    Message,
     envelope_schema,
     event,
-    frame,
     message,
     state,
     struct,
@@ -30,6 +28,7 @@ from tests.integration.test_debezium import (
 )
 from tests.integration.test_debezium_infinity import ISO_TIME
 from tests.support.deliveries import session_time_zone
+from tests.support.events_table import Message, frame
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.debezium.decode import decode

@@ -16,10 +16,8 @@ from tests.integration.test_debezium import (
     PLACEHOLDER,
     TEXT,
     Json,
-    Message,
     envelope_schema,
     event,
-    frame,
     message,
     reasons,
     struct,
@@ -27,8 +25,8 @@ from tests.integration.test_debezium import (
 )
 from tests.integration.test_debezium_flat import flat
 from tests.support.deliveries import HISTORIES, shuffled_batches
-from writer_jobs import ChangesError, LockedDeltaWriter, apply_changes
-from writer_jobs.feeds.debezium.apply import apply_events
+from tests.support.events_table import EventsTable, Message, frame
+from writer_jobs import ChangesError, apply_changes
 from writer_jobs.feeds.debezium.decode import decode
 from writer_jobs.merge.result import ChangesResult
 
@@ -45,23 +43,15 @@ PLACEHOLDERS: dict[str, Any] = {
 }
 
 
-class Target:
-    """A table that events are applied to."""
-
-    def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, location: Path) -> None:
-        self.spark, self.location = spark, str(location)
-        self.writer = LockedDeltaWriter(spark, manager, self.location)
-
-    def apply(self, *messages: Message, **options: Any) -> ChangesResult:
-        return apply_events(self.writer, frame(self.spark, messages), **options)
+class Target(EventsTable):
+    """A table with its rows, and with the columns whose values have sequences of their own."""
 
     def rows(self) -> dict[int, Json]:
         rows = self.spark.read.format("delta").load(self.location).drop("__SEQUENCE", "__COLUMN_SEQUENCES").collect()
         return {row["id"]: row.asDict(recursive=True) for row in rows}
 
     def sequences(self) -> dict[int, Any]:
-        rows = self.spark.read.format("delta").load(self.location).collect()
-        return {row["id"]: row["__COLUMN_SEQUENCES"] and set(row["__COLUMN_SEQUENCES"]) for row in rows}
+        return {row["id"]: row["__COLUMN_SEQUENCES"] and set(row["__COLUMN_SEQUENCES"]) for row in self.stored_rows()}
 
 
 @pytest.fixture
@@ -142,15 +132,15 @@ def test_two_values_of_one_sequence_are_refused(target: Target) -> None:
 
 def test_an_update_that_may_be_of_another_row_is_a_dead_letter(spark: SparkSession) -> None:
     row = {"id": 1, "code": "a", "note": PLACEHOLDER}
-    after_and_before: dict[str, tuple[Any, Any, Any]] = {
+    row_images: dict[str, tuple[Any, Any, Any]] = {
         "same key": (row, {"code": "a"}, {"id": 1}),
         "key of the message": (row, None, {"code": "a"}),
         "other key": (row, {"code": "b"}, {"id": 1}),
         "unknown key": (row, None, {"id": 1}),
     }
     messages = [
-        message(key, event("u", number, after=after, before=before), name)
-        for number, (name, (after, before, key)) in enumerate(after_and_before.items(), 1)
+        message(key, event("u", number, after=row_after, before=row_before), name)
+        for number, (name, (row_after, row_before, key)) in enumerate(row_images.items(), 1)
     ]
     with decode(frame(spark, messages), table=None, keys=["code"]) as batch:
         assert set(reasons(batch)) == {"other key", "unknown key"}
@@ -273,7 +263,7 @@ def test_kept_values_in_any_order_give_the_source_table(empty_target: Target, nu
 
 @pytest.mark.full
 def test_kept_values_are_right_after_each_batch_in_order(empty_target: Target) -> None:
-    tables, topic = toast_history(160)
+    tables, topic = toast_history(80)
     for end in range(40, len(tables), 40):
         result = empty_target.apply(*topic[end - 40 : end])
         assert (empty_target.rows(), result.incomplete) == (decoded(tables[end]), 0)

@@ -1,23 +1,39 @@
-// Writes messages to a Kafka topic of one partition: a line "KEY TAB VALUE" of standard input for each message.
-// Arguments: bootstrap servers, topic.
+// Writes messages to a Kafka topic of one partition, in the order of the lines of standard input. A line is "KEY TAB
+// VALUE", both in Base64; a line without a tab is a tombstone. Arguments: bootstrap servers, topic.
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
+import java.util.Base64;
 import java.util.Map;
+import java.util.concurrent.atomic.AtomicReference;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
-import org.apache.kafka.common.serialization.StringSerializer;
+import org.apache.kafka.common.serialization.ByteArraySerializer;
 
 public class KafkaTopic {
     public static void main(String[] arguments) throws Exception {
-        StringSerializer text = new StringSerializer();
+        ByteArraySerializer octets = new ByteArraySerializer();
         Map<String, Object> settings = Map.of("bootstrap.servers", arguments[0], "acks", "all");
-        try (KafkaProducer<String, String> producer = new KafkaProducer<>(settings, text, text);
-                BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8))) {
-            for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+        Base64.Decoder base64 = Base64.getDecoder();
+        AtomicReference<Exception> failure = new AtomicReference<>();
+        try (KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(settings, octets, octets);
+                BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.US_ASCII))) {
+            String line;
+            while (failure.get() == null && (line = lines.readLine()) != null) {
                 String[] parts = line.split("\t", 2);
-                producer.send(new ProducerRecord<>(arguments[1], parts[0], parts[1])).get();
+                byte[] value = parts.length == 2 ? base64.decode(parts[1]) : null;
+                producer.send(
+                    new ProducerRecord<>(arguments[1], base64.decode(parts[0]), value),
+                    (metadata, error) -> {
+                        if (error != null) {
+                            failure.compareAndSet(null, error);
+                        }
+                    });
             }
+        }
+        // close() has waited for the answers to all sends.
+        if (failure.get() != null) {
+            throw failure.get();
         }
     }
 }

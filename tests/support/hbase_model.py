@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from tests.support.deliveries import AWKWARD_TEXTS
@@ -26,15 +26,24 @@ PUT_SHARE, FAMILIES, QUALIFIERS, TIMESTAMPS = 0.6, ("d", "m"), ("a", "b"), len(A
 DELETE_TYPES = ("Delete", "DeleteColumn", "DeleteFamily", "DeleteFamilyVersion")
 
 
-def values_in_hbase(cells: Iterable[Cell]) -> dict[str, dict[str, str]]:
-    """Return the values that a reader gets, by row and ``family:qualifier``."""
+def values_in_hbase(cells: Iterable[Cell], single_version_families: Collection[str] = ()) -> dict[str, dict[str, str]]:
+    """Return the values that a reader gets, by row and ``family:qualifier``.
+
+    In the families with one version, an older Put is removed before any delete is applied.
+    """
     cells_by_row: dict[str, set[Cell]] = defaultdict(set)
     for cell in cells:
         cells_by_row[cell.row].add(cell)
     puts: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for row, row_cells in cells_by_row.items():
+        newest: dict[tuple[str, str], int] = {}
         for put in row_cells:
-            if put.type == "Put" and not any(hides(delete, put) for delete in row_cells):
+            if put.type == "Put" and put.family in single_version_families:
+                column = put.family, put.qualifier
+                newest[column] = max(newest.get(column, 0), put.timestamp)
+        for put in row_cells:
+            is_removed = put.timestamp < newest.get((put.family, put.qualifier), 0)
+            if put.type == "Put" and not is_removed and not any(hides(delete, put) for delete in row_cells):
                 puts[row, f"{put.family}:{put.qualifier}"].append(put)
     values: dict[str, dict[str, str]] = defaultdict(dict)
     for (row, column), versions in puts.items():

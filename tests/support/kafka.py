@@ -6,13 +6,15 @@ import os
 import socket
 import subprocess
 import uuid
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
-from lock_manager.testing.embedded import find_java, free_ports
-from sluice.local.jars import download_jars, jars_folder, read_lock
+from lock_manager.testing.embedded import find_java, free_ports, start_supervised, stop_supervised
+from tests.support.locked_jars import locked_jars
 from tests.support.waiting import eventually
 
 SUPPORT = Path(__file__).parent
@@ -32,12 +34,6 @@ share.coordinator.state.topic.min.isr=1
 """
 
 
-def kafka_jars(lock: str) -> list[Path]:
-    """Return the jars of a lock file of ``tests/data``, downloaded if they are missing."""
-    text = (SUPPORT.parent / "data" / lock).read_text(encoding="utf-8")
-    return download_jars(read_lock(text), jars_folder().parent / "kafka")
-
-
 @dataclass(frozen=True)
 class Kafka:
     """A running server.
@@ -51,11 +47,28 @@ class Kafka:
     servers: str
     class_path: str
 
-    def publish(self, topic: str, messages: Iterable[tuple[str, str]]) -> None:
-        """Append messages to a topic of one partition, which is created with the first."""
-        lines = "".join(f"{key}\t{value}\n" for key, value in messages)
+    def publish(self, topic: str, messages: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Append messages, keys and values, to a topic of one partition, which is created with the first.
+
+        Raises:
+            RuntimeError: A message was not stored. The text is the standard error of the program that sends them.
+
+        """
         command = [find_java(), "-cp", self.class_path, str(SUPPORT / "KafkaTopic.java"), self.servers, topic]
-        subprocess.run(command, input=lines, text=True, check=True, capture_output=True, timeout=WAIT)
+        with TemporaryFile() as errors:
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=errors, stderr=errors) as program:
+                assert program.stdin is not None
+                # The program ends early if a send fails.
+                with suppress(BrokenPipeError), program.stdin as lines:
+                    for key, value in messages:
+                        lines.write(b64encode(key) + (b"\n" if value is None else b"\t%b\n" % b64encode(value)))
+                try:
+                    code = program.wait(WAIT)
+                finally:
+                    program.kill()
+            if code != 0:
+                errors.seek(0)
+                raise RuntimeError(f"topic {topic}: {errors.read().decode(errors='replace')}")
 
 
 @contextmanager
@@ -64,14 +77,13 @@ def kafka_server(folder: Path) -> Iterator[Kafka]:
     broker, controller = free_ports(2)
     settings = folder / "server.properties"
     settings.write_text(_SETTINGS.format(broker=broker, controller=controller, data=folder / "data"))
-    class_path = os.pathsep.join(map(str, kafka_jars("kafka.lock")))
+    class_path = os.pathsep.join(map(str, locked_jars("kafka")))
     java = [find_java(), "-Xmx512m", "-XX:TieredStopAtLevel=1", "-cp", class_path]
     identity = uuid.uuid4().hex[:22]
     storage = [*java, "kafka.tools.StorageTool", "format", "-t", identity, "-c", str(settings)]
     subprocess.run(storage, check=True, capture_output=True, timeout=WAIT)
     log = folder / "server.log"
-    with log.open("wb") as output:
-        server = subprocess.Popen([*java, "kafka.Kafka", str(settings)], stdout=output, stderr=output)
+    server = start_supervised([*java, "kafka.Kafka", str(settings)], log)
 
     def answers() -> bool:
         with socket.socket() as client:
@@ -81,5 +93,4 @@ def kafka_server(folder: Path) -> Iterator[Kafka]:
         eventually(answers, within=WAIT, label="the Kafka server")
         yield Kafka(f"127.0.0.1:{broker}", class_path)
     finally:
-        server.kill()
-        server.wait()
+        stop_supervised(server)

@@ -139,6 +139,27 @@ def test_a_table_is_altered_at_any_depth() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "data_type",
+    [
+        TimestampNTZType(),
+        struct({"at": TimestampNTZType()}),
+        ArrayType(struct({"at": TimestampNTZType()})),
+        MapType(TimestampNTZType(), StringType()),
+        MapType(StringType(), ArrayType(TimestampNTZType())),
+    ],
+    ids=lambda data_type: data_type.simpleString(),
+)
+def test_the_first_local_time_of_a_table_enables_the_feature(data_type: DataType) -> None:
+    """A field or a column with the name of the type is no local time."""
+    feature = "SET TBLPROPERTIES ('delta.feature.timestampNtz' = 'supported')"
+    no_local_times = struct({"id": LongType(), "timestamp_ntz": struct({"timestamp_ntz": StringType()})})
+    rows = struct({"id": LongType(), "new": data_type})
+    assert alter_clauses(no_local_times, rows, ("id", "new"))[0] == feature
+    assert feature not in alter_clauses(struct({"id": LongType(), "old": data_type}), rows, ("id", "new"))
+    assert feature not in alter_clauses(struct({"id": LongType()}), no_local_times, ("id", "timestamp_ntz"))
+
+
 def test_json_is_read_with_the_types_of_the_table() -> None:
     long, text = LongType(), StringType()
     inferred_type = struct(

@@ -36,6 +36,15 @@ ID = {"column": "id", "type": "string"}
             {"row_key": [ID], "columns": {"d:n": {"column": "ID", "type": "int"}}},
             "the mapping names a column of the table twice: id, ID",
         ),
+        ({"row_key": [ID], "families": ["d"]}, "families: give an object"),
+        ({"row_key": [ID], "families": {"d:a": {"versions": 1}}}, "families: 'd:a' is not a name of letters"),
+        ({"row_key": [ID], "families": {"d": 1}}, "family d: give an object with versions"),
+        ({"row_key": [ID], "families": {"d": {}}}, "family d lacks versions"),
+        ({"row_key": [ID], "families": {"d": {"versions": 1, "ttl": 5}}}, "family d has unknown fields: ttl"),
+        *(
+            ({"row_key": [ID], "families": {"d": {"versions": number}}}, "family d, versions: give 1, or leave out")
+            for number in (2, 0, "1", True, 1.0, None)
+        ),
         ({"row_key": [ID], "encoding": "latin-1"}, "encoding: choose one of"),
         ({"row_key": [ID], "proxy_deletes": "Put"}, "proxy_deletes: choose one of"),
     ],

@@ -32,11 +32,15 @@ _NEWEST_BATCH = "__sluice_newest_batch"
 
 @dataclass(frozen=True, kw_only=True)
 class SideTableRetention:
-    """The rule that decides which rows of a side table expire: HBase cells (``has_cells``) or tombstones."""
+    """The rule that decides which rows of a side table expire: HBase cells (``has_cells``) or tombstones.
+
+    ``single_version_families`` are HBase families whose older versions expire at once.
+    """
 
     keys: tuple[str, ...]
     has_cells: bool
     retention_seconds: float
+    single_version_families: tuple[str, ...]
 
     @classmethod
     def of(cls, state: TableState, policy: Policy) -> SideTableRetention | None:
@@ -49,7 +53,12 @@ class SideTableRetention:
         has_cells = cell_fields <= names
         other_columns = internal_columns | cell_fields if has_cells else internal_columns
         keys = tuple(name for name in state.schema.names if name not in other_columns)
-        return cls(keys=keys, has_cells=has_cells, retention_seconds=policy.forget_after_days * DAY_SECONDS)
+        return cls(
+            keys=keys,
+            has_cells=has_cells,
+            retention_seconds=policy.forget_after_days * DAY_SECONDS,
+            single_version_families=policy.single_version_families,
+        )
 
     def drop_expired(self, rows: DataFrame) -> DataFrame:
         """Return the rows that a feed still needs, each once, in the table's columns."""
@@ -62,7 +71,10 @@ class SideTableRetention:
             .select(*map(quoted, columns), f"{_NEWEST_BATCH}.*")
         )
         is_old = F.col(APPLIED_AT) < F.timestamp_seconds(F.lit(time.time() - self.retention_seconds))
-        needed_rows = without_expired(unique_rows, self.keys, is_old) if self.has_cells else unique_rows.where(~is_old)
+        if self.has_cells:
+            needed_rows = without_expired(unique_rows, self.keys, is_old, self.single_version_families)
+        else:
+            needed_rows = unique_rows.where(~is_old)
         return needed_rows.withColumnRenamed(SEQ, SEQUENCE).select(*map(quoted, rows.columns))
 
 

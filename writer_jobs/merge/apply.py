@@ -87,8 +87,8 @@ def apply_changes(
         apply_as_deletes: Condition (SQL or a column) that is true for deletes; null counts as false.
         column_list: Columns that the table gets; None: all columns.
         except_column_list: Columns that the table does not get.
-        unchanged_columns: Conditions (SQL or columns), by column: a change for which the condition is true does not
-            contain the column. The row keeps the value of the newest earlier change that contains it, also if that
+        unchanged_columns: Conditions (SQL or columns), by column: if the condition is true, the change does not contain
+            the column. The row keeps the value of the newest earlier change that contains it, also if that
             change arrives later; until then the value is null, and the result counts the row as ``incomplete``. SCD
             type 1 only. The table gets the column ``__COLUMN_SEQUENCES``.
         stored_as_scd_type: 1: the newest row of each key. 2: every row of each key, valid from the sequence

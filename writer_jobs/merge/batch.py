@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
 
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.merge.change_spec import DELETED, SEQ, UNCHANGED, ChangeSpec
+from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.merge.column_sequences import with_newest_values
 from writer_jobs.merge.key_bounds import KeyBounds
 from writer_jobs.merge.materialized import MaterializedRows
@@ -31,7 +31,7 @@ class ChangeBatch:
     Deletes are ordered by the sequence like all changes. Two changes with the same key and sequence are a repetition if
     all columns are equal, or if both are deletes. Otherwise their order is not known, and the batch is refused if the
     result depends on it. A column that the newest change of a key does not contain has the value of the newest change
-    that contains it; ``SEQUENCES`` has the sequence of this change.
+    that contains it; ``SEQUENCES`` has the sequence of this change, and ``DELETED_AT`` that of the key's newest delete.
 
     The changes are read once, and the folded rows are kept in a local checkpoint. They are never recomputed from a
     source that may have changed, and the merge knows how the keys are distributed over tasks.
@@ -45,7 +45,8 @@ class ChangeBatch:
         range_column: Key column that differs most between the table's files, such as the event time; None: not known.
 
     Attributes:
-        rows: The folded changes, with the columns of ``prepared``; ``SEQUENCES`` replaces ``UNCHANGED``.
+        rows: The folded changes, with the columns of ``prepared``; ``SEQUENCES`` and ``DELETED_AT`` replace
+            ``UNCHANGED``.
         change_count: Number of changes.
         folded_count: Number of folded changes.
         delete_count: Number of folded changes that are deletes.
@@ -178,7 +179,7 @@ def fold(
         .withColumn(_RANK, F.row_number().over(group))
         .withColumn(AMBIGUOUS, F.min(_HASH).over(equally_new) != F.max(_HASH).over(equally_new))
     )
-    if UNCHANGED in changes.columns:
+    if unchanged_columns:
         ranked_changes = with_newest_values(ranked_changes, group, unchanged_columns, AMBIGUOUS)
     return ranked_changes.where(F.col(_RANK) == 1).drop(_RANK, _HASH)
 

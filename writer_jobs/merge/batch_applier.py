@@ -27,6 +27,7 @@ from writer_jobs.locking import locked_all
 from writer_jobs.merge.batch import ChangeBatch
 from writer_jobs.merge.batch_records import BatchRecord, BatchRecords
 from writer_jobs.merge.change_spec import SEQ
+from writer_jobs.merge.column_sequences import with_deleted_at
 from writer_jobs.merge.merge_sql import T
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.merge.side_table import SideTable
@@ -70,7 +71,9 @@ class BatchApplier:
         self._txn = txn
         self._write_options = write_options
         self._batch_id = uuid.uuid4().hex
-        self._side_table = SideTable(spark, writer.manager, writer.location, spec.keys, model.side_table)
+        self._side_table = SideTable(
+            spark, writer.manager, writer.location, spec.keys, model.side_table, model.side_properties
+        )
         self._records = BatchRecords(HadoopFiles.of(spark), writer.location)
         self._snapshot_before = writer.log.snapshot()
         fitted_changes = shape.fit(prepared, self._snapshot_before.state)
@@ -156,14 +159,15 @@ class BatchApplier:
                     side.create(table, self.batch.rows.schema[SEQ].dataType)
             side_state = side.state()
         return side_state and alter_if_needed(
-            self._spark, side.writer, side_state, lambda _: side.retention_clauses(self._retention_days), self._deadline
+            self._spark, side.writer, side_state, lambda _: side.clauses(self._retention_days), self._deadline
         )
 
     def _refuse_other_side_table(self, side_state: TableState | None) -> None:
         """Refuse a table whose side table is not of this feed, before the table is bound to this feed.
 
         Raises:
-            ChangesError: The side table has other keys, or the table has rows and lacks the side table that they need.
+            ChangesError: The side table has other keys or properties, or the table has rows and lacks the side table
+                that they need.
 
         """
         if side_state is None:
@@ -174,6 +178,13 @@ class BatchApplier:
                 f"{self._side_table.location} has other key columns than {', '.join(self._spec.keys)}: apply all feeds "
                 "of a table with the same keys"
             )
+        elif other_properties := self._side_table.other_properties():
+            differences = "; ".join(
+                f"{name}: {value or 'not set'} in {self._side_table.location}, "
+                f"{self._model.side_properties[name] or 'not set'} in this run"
+                for name, value in other_properties.items()
+            )
+            raise self._spec.misfit(f"{differences}: use the table's values, or load all changes into a new table")
 
     def _refuse_rows_without_side_table(self) -> None:
         """Refuse a table that has rows if all rows have to be computed from the side table, which is missing.
@@ -238,12 +249,15 @@ class BatchApplier:
         return commit
 
     def _rows_after_truncate(self, state: TableState) -> DataFrame:
-        """Return the rows of the batch without those that are older than the last truncate of the source table."""
+        """Return the rows of the batch that are not older than the last truncate of the source table.
+
+        After a truncate they have ``DELETED_AT``.
+        """
         feed, rows = feed_of(state), self.batch.rows
         if feed is None or feed.truncated_at is None:
             return rows
-        self._model.truncated_at = parsed_sequence(feed.truncated_at, rows.schema[SEQ].dataType)
-        return rows.where(F.col(SEQ) >= self._model.truncated_at)
+        truncated_at = parsed_sequence(feed.truncated_at, rows.schema[SEQ].dataType)
+        return with_deleted_at(rows.where(F.col(SEQ) >= truncated_at), truncated_at)
 
     def _undo_ended_batches(self, locked_partitions: tuple[str, ...] | None, lock: Lock) -> None:
         """Delete the side rows of batches that ended before the commit to the table, in the locked partitions."""

@@ -62,7 +62,7 @@ class BatchRecords:
     def all(self) -> list[BatchRecord]:
         """Return all records: of batches that ended without removing theirs, and of batches in progress."""
         records = []
-        for file in self._files.children(self._folder):
+        for file in self._files.json_files(self._folder):
             # None: the batch has ended and removed its record since the listing.
             if (text := self._files.read_text(file.path)) is None:
                 continue

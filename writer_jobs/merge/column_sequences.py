@@ -21,9 +21,9 @@ from writer_jobs.merge.merge_sql import S, T, any_of, as_stored, comparable_valu
 
 #: Column of folded changes, with the contents of ``COLUMN_SEQUENCES``.
 SEQUENCES = "__sluice_column_sequences"
-#: Column of folded changes: the sequence of the newest delete of the group; null without one.
+#: Column of folded changes: the sequence of the newest delete of the group, or of a later truncate; null without one.
 DELETED_AT = "__sluice_deleted_at"
-_NEWEST, _IS_CHANGED = "__sluice_newest_values", "__sluice_is_changed"
+_NEWEST = "__sluice_newest_values"
 
 
 def with_newest_values(changes: DataFrame, group: WindowSpec, columns: Sequence[str], ambiguous: str) -> DataFrame:
@@ -53,12 +53,10 @@ def with_newest_values(changes: DataFrame, group: WindowSpec, columns: Sequence[
         )
         return F.first(F.when(is_current & ~is_unchanged(name), value), ignorenulls=True).over(whole_group)
 
-    newest_values = changes.withColumn(_NEWEST, F.struct(*(newest_value(name).alias(name) for name in columns)))
+    newest_values = changes.withColumn(_NEWEST, _by_name(columns, newest_value))
     newest = {name: F.col(_NEWEST).getField(name) for name in columns}
     entries = [F.when(is_unchanged(name), _entry(name, value.getField("sequence"))) for name, value in newest.items()]
-    fails = (
-        is_unchanged(name) & F.coalesce(value.getField("fails"), F.expr("false")) for name, value in newest.items()
-    )
+    fails = (is_unchanged(name) & value.getField("fails") for name, value in newest.items())
     return newest_values.select(
         *(F.col(quoted(name)) for name in changes.columns if name not in (*columns, UNCHANGED, ambiguous)),
         *(
@@ -70,13 +68,17 @@ def with_newest_values(changes: DataFrame, group: WindowSpec, columns: Sequence[
     )
 
 
+def with_deleted_at(rows: DataFrame, *sequences: Column) -> DataFrame:
+    """Return folded changes with ``DELETED_AT``: the largest of the row's own value and of other sequences.
+
+    The row's own value is that of the column, or the sequence of the row if it is a delete. Nulls do not count.
+    """
+    deleted_at = F.col(DELETED_AT) if DELETED_AT in rows.columns else F.when(F.col(DELETED), F.col(SEQ))
+    return rows.withColumn(DELETED_AT, F.greatest(deleted_at, *sequences) if sequences else deleted_at)
+
+
 def with_stored_values(
-    rows: DataFrame,
-    table: DataFrame,
-    keys: Sequence[str],
-    columns: Sequence[str],
-    sequence: str,
-    truncated_at: Column | None,
+    rows: DataFrame, table: DataFrame, keys: Sequence[str], columns: Sequence[str], sequence: str
 ) -> DataFrame:
     """Return the rows that a batch changes, each with the newest value of every column.
 
@@ -86,32 +88,27 @@ def with_stored_values(
     different values of one column with the same sequence.
 
     Args:
-        rows: Folded changes, at most one for each key, with ``DELETED_AT``: the sequence of the newest known delete.
+        rows: Folded changes, at most one for each key, with ``DELETED_AT``: the sequence of the newest known delete or
+            truncate.
         table: At least all rows of the table that may have these keys, with the column ``COLUMN_SEQUENCES``.
         keys: Columns that together identify a row.
         columns: Columns that the table gets.
         sequence: Table column with a row's sequence.
-        truncated_at: Sequence of the last truncate of the source table; None without one.
 
     """
     rows = as_stored(rows, table.schema)
     names = [name for name in columns if name not in keys]
-    rows_of_keys = _with_stored_rows(rows, table, keys, names, sequence, truncated_at)
+    rows_of_keys = _with_stored_rows(rows, table, keys, names, sequence)
     row_sequence, stored_row_sequence = F.col("__sluice_row_sequence"), F.col("__sluice_stored_row_sequence")
     is_stored, is_delete = F.col("__sluice_is_stored"), F.col("__sluice_is_delete")
     is_newer = ~is_stored | stored_row_sequence.isNull() | (row_sequence > stored_row_sequence)
-
-    def fields_of(column: str, expression: Callable[[str], Column]) -> Column:
-        return F.struct(*(expression(name).alias(name) for name in names)).alias(column)
 
     def of_column(column: str, name: str) -> Column:
         return F.col(column).getField(name)
 
     def is_new_value(name: str) -> Column:
-        value_sequence, stored_sequence = (
-            of_column("__sluice_sequences", name),
-            of_column("__sluice_stored_sequences", name),
-        )
+        value_sequence = of_column("__sluice_sequences", name)
+        stored_sequence = of_column("__sluice_stored_sequences", name)
         is_later = value_sequence.isNotNull() & (stored_sequence.isNull() | (value_sequence > stored_sequence))
         return ~is_stored | (~is_delete & F.coalesce(is_later, F.expr("false")))
 
@@ -135,8 +132,8 @@ def with_stored_values(
         "*",
         is_newer.alias("__sluice_is_newer"),
         F.when(is_newer, row_sequence).otherwise(stored_row_sequence).alias("__sluice_newest_sequence"),
-        fields_of("__sluice_is_new", is_new_value),
-        fields_of("__sluice_is_deleted", is_deleted_value),
+        _by_name(names, is_new_value).alias("__sluice_is_new"),
+        _by_name(names, is_deleted_value).alias("__sluice_is_deleted"),
         any_of([is_rival_delete, *map(is_rival, names)]).alias("__sluice_is_ambiguous"),
     )
 
@@ -144,11 +141,9 @@ def with_stored_values(
         stored_value = F.when(~of_column("__sluice_is_deleted", name), of_column(stored_column, name))
         return F.when(of_column("__sluice_is_new", name), of_column(column, name)).otherwise(stored_value)
 
-    newest_rows = choices.select(
-        "*",
-        fields_of(
-            "__sluice_newest_sequences", lambda name: newest(name, "__sluice_sequences", "__sluice_stored_sequences")
-        ),
+    newest_rows = choices.withColumn(
+        "__sluice_newest_sequences",
+        _by_name(names, lambda name: newest(name, "__sluice_sequences", "__sluice_stored_sequences")),
     )
     entries = [
         F.when(
@@ -172,12 +167,7 @@ def with_stored_values(
 
 
 def _with_stored_rows(
-    rows: DataFrame,
-    table: DataFrame,
-    keys: Sequence[str],
-    names: Sequence[str],
-    sequence: str,
-    truncated_at: Column | None,
+    rows: DataFrame, table: DataFrame, keys: Sequence[str], names: Sequence[str], sequence: str
 ) -> DataFrame:
     """Join rows with the table's rows; see :func:`with_stored_values`.
 
@@ -194,8 +184,6 @@ def _with_stored_rows(
     joined_rows = rows.alias(S).join(stored_rows.alias(T), match_on(keys, F.expr("true")), "left")
     row_sequence, stored_row_sequence = qualified(S, SEQ), qualified(T, sequence)
     deleted_at = qualified(S, DELETED_AT)
-    if truncated_at is not None:
-        deleted_at = F.greatest(deleted_at, truncated_at)
 
     def sequence_in_batch(name: str) -> Column:
         value_sequence = _sequence_of(name, qualified(S, SEQUENCES), row_sequence)
@@ -206,10 +194,10 @@ def _with_stored_rows(
 
     joined_rows = joined_rows.select(
         *(qualified(S, name).alias(name) for name in keys),
-        F.struct(*(qualified(S, name).alias(name) for name in names)).alias("__sluice_values"),
-        F.struct(*(qualified(T, name).alias(name) for name in names)).alias("__sluice_stored_values"),
-        F.struct(*(sequence_in_batch(name).alias(name) for name in names)).alias("__sluice_sequences"),
-        F.struct(*(sequence_in_table(name).alias(name) for name in names)).alias("__sluice_stored_sequences"),
+        _by_name(names, lambda name: qualified(S, name)).alias("__sluice_values"),
+        _by_name(names, lambda name: qualified(T, name)).alias("__sluice_stored_values"),
+        _by_name(names, sequence_in_batch).alias("__sluice_sequences"),
+        _by_name(names, sequence_in_table).alias("__sluice_stored_sequences"),
         row_sequence.alias("__sluice_row_sequence"),
         stored_row_sequence.alias("__sluice_stored_row_sequence"),
         qualified(T, keys[0]).isNotNull().alias("__sluice_is_stored"),
@@ -217,9 +205,12 @@ def _with_stored_rows(
         deleted_at.alias(DELETED_AT),
         other_sequences([*keys, *names]).alias("__sluice_other_sequences"),
     )
-    is_known = {name: F.col("__sluice_sequences").getField(name).isNotNull() for name in names}
-    known_values = (F.when(is_known[name], F.col("__sluice_values").getField(name)).alias(name) for name in names)
-    return joined_rows.withColumn("__sluice_values", F.struct(*known_values))
+
+    def known_value(name: str) -> Column:
+        is_known = F.col("__sluice_sequences").getField(name).isNotNull()
+        return F.when(is_known, F.col("__sluice_values").getField(name))
+
+    return joined_rows.withColumn("__sluice_values", _by_name(names, known_value))
 
 
 def other_sequences(columns: Sequence[str]) -> Column:
@@ -233,11 +224,14 @@ def lacks_value(columns: Sequence[str]) -> Column:
     """Return the condition that a row of :func:`with_stored_values` lacks a value that no change has contained."""
     sequences = F.col(SEQUENCES)
     return any_of(
-        F.coalesce(F.map_contains_key(sequences, name.lower()), F.expr("false"))
-        & sequences[name.lower()].isNull()
-        & F.col(quoted(name)).isNull()
+        F.map_contains_key(sequences, name.lower()) & sequences[name.lower()].isNull() & F.col(quoted(name)).isNull()
         for name in columns
     )
+
+
+def _by_name(names: Sequence[str], expression: Callable[[str], Column]) -> Column:
+    """Return a struct with an expression for each of the names."""
+    return F.struct(*(expression(name).alias(name) for name in names))
 
 
 def _sequence_of(name: str, sequences: Column, row_sequence: Column) -> Column:

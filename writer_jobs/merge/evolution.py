@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql.types import ArrayType, AtomicType, DataType, MapType, StructType
+from pyspark.sql.types import ArrayType, AtomicType, DataType, MapType, StructType, TimestampNTZType
 
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.type_differences import TypeDifference, holds, is_wider, type_differences
@@ -29,10 +29,8 @@ def alter_clauses(table: StructType, changes: StructType, columns: tuple[str, ..
     fields = StructType([changes[name] for name in columns])
     differences = list(type_differences(table, fields))
     clauses = []
-    is_unknown_ntz = any(
-        difference.is_unknown and "timestamp_ntz" in difference.rows.simpleString() for difference in differences
-    )
-    if is_unknown_ntz and "timestamp_ntz" not in table.simpleString():
+    has_new_local_times = any(difference.is_unknown and _has_local_times(difference.rows) for difference in differences)
+    if has_new_local_times and not _has_local_times(table):
         # Delta enables this feature by itself only when it creates a table.
         clauses.append(f"SET TBLPROPERTIES ('{_LOCAL_TIMES}' = 'supported')")
     if definitions := [_definition(difference, fields) for difference in differences if difference.is_unknown]:
@@ -49,6 +47,17 @@ def _definition(difference: TypeDifference, fields: StructType) -> str:
     metadata = fields[difference.name].metadata if len(difference.path) == 1 else {}
     comment = str(metadata.get("comment", "")).replace("\\", "\\\\").replace("'", "\\'")
     return f"{difference.quoted_path} {sql_type(difference.rows)}" + (f" COMMENT '{comment}'" if comment else "")
+
+
+def _has_local_times(data_type: DataType) -> bool:
+    """Return whether a type is ``timestamp_ntz``, or contains it at any depth."""
+    if isinstance(data_type, StructType):
+        return any(_has_local_times(field.dataType) for field in data_type)
+    if isinstance(data_type, ArrayType):
+        return _has_local_times(data_type.elementType)
+    if isinstance(data_type, MapType):
+        return _has_local_times(data_type.keyType) or _has_local_times(data_type.valueType)
+    return isinstance(data_type, TimestampNTZType)
 
 
 def sql_type(data_type: DataType) -> str:

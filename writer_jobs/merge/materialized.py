@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, RAISED, error_reason, has_condition
 from writer_jobs.errors import ChangesError
+from writer_jobs.lineage.plan_sources import remember_sources
 
 
 class MaterializedRows:
@@ -17,6 +18,7 @@ class MaterializedRows:
 
     def __init__(self, rows: DataFrame) -> None:
         self.rows = rows.localCheckpoint()
+        remember_sources(rows, self.rows)
 
     @classmethod
     def of(cls, table: str, rows: DataFrame, source: str) -> MaterializedRows:

@@ -21,6 +21,7 @@ from writer_jobs.merge.column_sequences import (
     SEQUENCES,
     lacks_value,
     other_sequences,
+    with_deleted_at,
     with_stored_values,
 )
 from writer_jobs.merge.materialized import MaterializedRows
@@ -85,9 +86,7 @@ class NewestRows(ScdRows):
 
     def _with_stored_values(self, rows: DataFrame, table: DataFrame) -> DataFrame:
         """Return the rows of :func:`~writer_jobs.merge.column_sequences.with_stored_values`, computed once."""
-        if DELETED_AT not in rows.columns:
-            rows = rows.withColumn(DELETED_AT, F.when(F.col(DELETED), F.col(SEQ)))
-        source = with_stored_values(rows, table, self._spec.keys, self._columns, self.sequence, self.truncated_at)
+        source = with_stored_values(with_deleted_at(rows), table, self._spec.keys, self._columns, self.sequence)
         self._has_stored_values = True
         self._source_rows = self._read_table(lambda: MaterializedRows(source))
         incomplete_rows = self._source_rows.rows.where(lacks_value(self._columns))
@@ -206,8 +205,5 @@ class NewestRows(ScdRows):
             F.col(DELETED) | F.col(_TOMBSTONE).isNull() | (F.col(SEQ) >= F.col(_TOMBSTONE))
         )
         message = "a change has the sequence of a delete of its key, so the newest is not known: "
-        deleted_at = F.when(F.col(DELETED), F.col(SEQ))
-        if DELETED_AT in rows.columns:
-            deleted_at = F.col(DELETED_AT)
-        current_rows = current_rows.withColumn(DELETED_AT, F.greatest(deleted_at, _TOMBSTONE))
-        return fail_where(is_tie, current_rows, message, keys).drop(_TOMBSTONE)
+        rows_with_deletes = with_deleted_at(current_rows, F.col(_TOMBSTONE))
+        return fail_where(is_tie, rows_with_deletes, message, keys).drop(_TOMBSTONE)

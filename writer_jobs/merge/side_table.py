@@ -8,7 +8,7 @@ Maintenance deletes its expired rows; see :mod:`writer_jobs.maintenance.side_row
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -54,12 +54,22 @@ TOMBSTONES = SideTableLayout(TOMBSTONES_SUFFIX)
 
 
 class SideTable:
-    """The side table of the table that has this location and these keys."""
+    """The side table of the table that has this location and these keys.
+
+    ``properties`` are table properties that its rows depend on; None: it must not have the property.
+    """
 
     def __init__(
-        self, spark: SparkSession, manager: LockManager, location: str, keys: Sequence[str], layout: SideTableLayout
+        self,
+        spark: SparkSession,
+        manager: LockManager,
+        location: str,
+        keys: Sequence[str],
+        layout: SideTableLayout,
+        properties: Mapping[str, str | None],
     ) -> None:
         self._spark = spark
+        self._properties = properties
         self._keys = list(keys)
         self._fields = layout.fields
         self._columns = [F.col(quoted(name)) for name in (*keys, *(field.name for field in layout.fields))]
@@ -90,16 +100,37 @@ class SideTable:
         expected = (*self._keys, *(field.name for field in self._fields), SEQUENCE, BATCH, APPLIED_AT)
         return {name.lower() for name in state.schema.names} == {name.lower() for name in expected}
 
-    def retention_clauses(self, days: float) -> list[str]:
-        """Return the clause of ``ALTER TABLE name`` that makes maintenance keep the rows for at least ``days``.
+    def other_properties(self) -> dict[str, str | None]:
+        """Return the stored properties that differ from the required ones, in the version that was read last.
 
-        The list is empty if the version that this driver read last has such a retention already.
+        An existing side table without rows may lack them, because its creation has a second commit.
         """
-        text = self.writer.log.known_snapshot().property_of(FORGET_AFTER)
+        snapshot = self.writer.log.known_snapshot()
+        stored_values = {name: snapshot.property_of(name) for name in self._properties}
+        differences = {name: value for name, value in stored_values.items() if value != self._properties[name]}
+        is_set = any(differences.values())
+        if differences and not is_set and self._spark.read.format("delta").load(self.location).isEmpty():
+            return {}
+        return differences
+
+    def clauses(self, days: float) -> list[str]:
+        """Return the clause of ``ALTER TABLE name`` that sets the properties and keeps rows for at least ``days``.
+
+        The list is empty if the version that this driver read last has these properties already.
+        """
+        snapshot = self.writer.log.known_snapshot()
+        properties = {
+            name: value
+            for name, value in self._properties.items()
+            if value is not None and snapshot.property_of(name) is None
+        }
+        retention = snapshot.property_of(FORGET_AFTER)
+        is_kept = False
         with suppress(ValueError):
-            if text is not None and float(text) >= days:
-                return []
-        return [f"SET TBLPROPERTIES ({property_list({FORGET_AFTER: str(days)})})"]
+            is_kept = retention is not None and float(retention) >= days
+        if not is_kept:
+            properties[FORGET_AFTER] = str(days)
+        return [f"SET TBLPROPERTIES ({property_list(properties)})"] if properties else []
 
     def add(self, rows: DataFrame, batch: str, lock: Lock) -> None:
         """Append rows of a batch: keys, fields and ``SEQ``. Called under the lock, whose partitions are in ``lock``."""

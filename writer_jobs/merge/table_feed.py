@@ -23,7 +23,7 @@ from writer_jobs.merge.change_spec import END, SEQUENCE, START
 
 #: Value of the property that allows every feed, for a table with several feeds that change different rows.
 UNBOUND = "off"
-_LIST_FIELDS = ("keys", "source_tables", "source_columns")
+_LIST_FIELDS = ("keys", "source_tables", "source_columns", "single_version_families")
 _LABELS = {
     "model": "model",
     "keys": "keys",
@@ -32,6 +32,7 @@ _LABELS = {
     "sequence_column": "sequence column",
     "event_time": "event time",
     "source_tables": "source tables",
+    "single_version_families": "families with one version",
 }
 _HISTORY = 2  # SCD type with history
 
@@ -54,6 +55,8 @@ class TableFeed:
         column_sequences: Column of the table with the sequences of columns, since a change did not contain all columns.
             Releases that cannot update this column refuse a property with this field.
         truncated_at: Sequence of the last truncate of the source table; see :mod:`writer_jobs.merge.truncate`.
+        single_version_families: Families of HBase that keep one version of a column; None: there are none. Earlier
+            releases refuse a property with this field.
 
     """
 
@@ -67,6 +70,7 @@ class TableFeed:
     source_columns: tuple[str, ...] | None = None
     column_sequences: str | None = None
     truncated_at: str | None = None
+    single_version_families: tuple[str, ...] | None = None
 
     @classmethod
     def parsed(cls, text: str) -> Self:
@@ -185,7 +189,7 @@ class FeedBinding:
             return None in (table_value, run_value) or stored_feed.has_tables(run_value)
         if name == "sequence_by" and None not in (table_value, run_value):
             return self._normalized_sql(table_value) == self._normalized_sql(run_value)
-        return name != "model" and str(table_value).lower() == str(run_value).lower()
+        return name not in ("model", "single_version_families") and str(table_value).lower() == str(run_value).lower()
 
     def _normalized_sql(self, sql: str) -> str:
         """Return an expression as Spark writes it: blanks, quotes of names and (without literals) case do not count."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import DataType, StructField, StructType
@@ -26,8 +26,6 @@ class RowModel(ABC):
     tie_breaker: str | None = None
     #: Number of rows of the last batch that lack a value; see ``ChangesResult.incomplete``.
     incomplete_count: int = 0
-    #: Sequence of the last truncate of the source table; None without one.
-    truncated_at: Column | None = None
 
     @abstractmethod
     def row(self, batch: ChangeBatch) -> StructType:
@@ -65,6 +63,8 @@ class TableModel(RowModel):
     """The rows of a table that follow from the changes, and the rows of its side table."""
 
     side_table: SideTableLayout
+    #: Table properties of the side table that its rows depend on; None: it must not have the property.
+    side_properties: Mapping[str, str | None] = {}
 
     @abstractmethod
     def side_rows(self, batch: ChangeBatch) -> DataFrame | None:

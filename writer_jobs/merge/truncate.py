@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import DataType
 
 from lock_manager import Hold
 from writer_jobs.commit.options import WriteOptions, lock_deadline
@@ -22,6 +22,7 @@ from writer_jobs.delta.snapshot import FEED_PROPERTY, TableState
 from writer_jobs.delta.sql_names import property_list, quoted, raw_literal
 from writer_jobs.errors import ChangesError
 from writer_jobs.merge.change_spec import COLUMN_SEQUENCES
+from writer_jobs.merge.evolution import sql_type
 from writer_jobs.merge.merge_sql import JSON_OPTIONS
 from writer_jobs.merge.table_feed import FeedBinding, TableFeed, feed_of
 from writer_jobs.merge.table_shape import alter_if_needed, existing_state, lock_table
@@ -39,9 +40,7 @@ def sequence_text(sequence: Column) -> Column:
 
 def parsed_sequence(text: str, sequence_type: DataType) -> Column:
     """Return the sequence in a text of :func:`sequence_text`; fail when it is read if the text is another one."""
-    fields = StructType().add(_SEQUENCE, sequence_type)
-    sequence = F.from_json(F.lit(text), fields, JSON_OPTIONS)[_SEQUENCE]
-    return F.coalesce(sequence, F.raise_error(_UNREADABLE).cast(sequence_type))
+    return F.coalesce(F.expr(_sql(text, sequence_type)), F.raise_error(_UNREADABLE).cast(sequence_type))
 
 
 def apply_truncate(
@@ -152,9 +151,9 @@ def _feed(
 
 
 def _sql(text: str, sequence_type: DataType) -> str:
-    """Return the SQL of :func:`parsed_sequence`."""
+    """Return the SQL of the sequence in a text; it is null if the text is not one of :func:`sequence_text`."""
     options = ", ".join(f"{raw_literal(name)}, {raw_literal(value)}" for name, value in JSON_OPTIONS.items())
-    fields = raw_literal(f"{_SEQUENCE} {sequence_type.simpleString()}")
+    fields = raw_literal(f"{_SEQUENCE} {sql_type(sequence_type)}")
     # A raw literal has one kind of quotes.
     return (
         f"from_json({raw_literal(text.replace(_APOSTROPHE, _JSON_APOSTROPHE))}, {fields}, map({options})).{_SEQUENCE}"

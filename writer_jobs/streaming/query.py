@@ -21,6 +21,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from lock_manager import Hold, LockCancelledError
 from writer_jobs.commit.result import CommitResult
+from writer_jobs.delta.checkpoints import CheckpointThread
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, SPARK_ERRORS, error_reason
 from writer_jobs.errors import StreamError
@@ -35,8 +36,8 @@ _POLL_SECONDS = 0.2
 _RECORD_SECONDS = 10.0
 
 
-class BatchResult(Protocol):
-    """The result of a micro-batch; :class:`~writer_jobs.merge.result.ChangesResult` is one."""
+class LoadResult(Protocol):
+    """The result of a load, or of a micro-batch."""
 
     @property
     def already_applied(self) -> bool:
@@ -49,6 +50,14 @@ class BatchResult(Protocol):
     @property
     def counts(self) -> dict[str, Any]:
         """Counters by name; JSON values."""
+
+
+class BatchResult(LoadResult, Protocol):
+    """The result of a micro-batch; :class:`~writer_jobs.merge.result.ChangesResult` is one."""
+
+    @property
+    def newest_at(self) -> float | None:
+        """Time of the newest row or change, in seconds since the epoch; None if it is unknown."""
 
 
 ApplyBatch = Callable[[DataFrame, tuple[str, int], Callable[[Hold], None]], BatchResult]
@@ -91,6 +100,7 @@ class BatchQuery:
         self._hold: Hold | None = None
         self._batch_number = 0
         self._tag = f"sluice-stream-{uuid.uuid4()}"
+        self._checkpoints = CheckpointThread()
 
     def run(self, frame: DataFrame, *, trigger: str, checkpoint: str) -> None:
         """Start the query, and return when it has ended.
@@ -107,17 +117,18 @@ class BatchQuery:
         self._context, self._checkpoint = frame.sparkSession.sparkContext, checkpoint
         schedule: dict[str, Any] = {"availableNow": True} if trigger == AVAILABLE_NOW else {"processingTime": trigger}
         stream = frame.writeStream.foreachBatch(self._run_batch).option("checkpointLocation", checkpoint)
-        try:
-            query = stream.trigger(**schedule).start()
-        except SPARK_ERRORS as error:
-            self._query.set_exception(error)
-            raise StreamError(table=self._writer.table, reason=error_reason(error)) from error
-        self._query.set_result(query)
         query_error = None
-        try:
-            query.awaitTermination()
-        except SPARK_ERRORS as error:
-            query_error = error
+        with self._checkpoints:
+            try:
+                query = stream.trigger(**schedule).start()
+            except SPARK_ERRORS as error:
+                self._query.set_exception(error)
+                raise StreamError(table=self._writer.table, reason=error_reason(error)) from error
+            self._query.set_result(query)
+            try:
+                query.awaitTermination()
+            except SPARK_ERRORS as error:
+                query_error = error
         if self._failure is not None:
             # Spark's error has only the text of this exception.
             raise self._failure
@@ -162,7 +173,7 @@ class BatchQuery:
 
     def _run_batch(self, rows: DataFrame, batch: int) -> None:
         try:
-            with self._batch_lock:
+            with self._batch_lock, self._checkpoints.used():
                 self._apply_batch(rows, batch)
         except BaseException as error:
             self._failure = error

@@ -77,9 +77,9 @@ def apply_events(
             values, where it makes the message a dead letter.
         local_times: Whether new columns with times without a zone are ``timestamp_ntz``, by the messages' schemas. They
             are ``timestamp`` otherwise, as if they were in UTC. Columns of the table keep their type.
-        on_truncate: What a truncate of the source table does: ``refuse`` the batch; ``delete`` the rows with a smaller
-            sequence, before the other changes of the batch are applied and in a commit of its own, and ignore changes
-            with a smaller sequence from then on; or ``ignore``.
+        on_truncate: Effect of a truncate of the source table. ``refuse``: the batch is refused. ``delete``: rows with a
+            smaller sequence are deleted, in a commit before the other changes of the batch are applied; changes with a
+            smaller sequence that arrive later are dropped. ``ignore``: the rows stay.
         max_dead_letters: Maximum number of dead letters of a batch; a batch with more is refused. None: no limit.
         stored_as_scd_type: 1 to store the newest row of each key, 2 to store all rows of each key.
         partition_by: Partition columns of a new table.

@@ -11,7 +11,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-_CONNECT, _DEBEZIUM = "org.apache.kafka.connect.data.", "io.debezium.time."
+#: Prefix of the names of Kafka Connect's semantic types.
+CONNECT = "org.apache.kafka.connect.data."
+#: Prefix of the names of Debezium's semantic types of dates and times.
+DEBEZIUM = "io.debezium.time."
 _PRIMITIVE = {
     "boolean": "boolean",
     "int": "int32",
@@ -25,12 +28,12 @@ _PRIMITIVE = {
 }
 #: Semantic types of logical types of programs other than Kafka Connect.
 _LOGICAL = {
-    "date": f"{_CONNECT}Date",
-    "time-millis": f"{_CONNECT}Time",
-    "timestamp-millis": f"{_CONNECT}Timestamp",
-    "timestamp-micros": f"{_DEBEZIUM}MicroTimestamp",
-    "local-timestamp-millis": f"{_DEBEZIUM}Timestamp",
-    "local-timestamp-micros": f"{_DEBEZIUM}MicroTimestamp",
+    "date": f"{CONNECT}Date",
+    "time-millis": f"{CONNECT}Time",
+    "timestamp-millis": f"{CONNECT}Timestamp",
+    "timestamp-micros": f"{DEBEZIUM}MicroTimestamp",
+    "local-timestamp-millis": f"{DEBEZIUM}Timestamp",
+    "local-timestamp-micros": f"{DEBEZIUM}MicroTimestamp",
 }
 
 
@@ -99,7 +102,7 @@ def _semantic_type(schema: Mapping[str, Any]) -> dict[str, Any]:
     name = schema.get("connect.name") or _LOGICAL.get(logical_type or "")
     parameters = schema.get("connect.parameters")
     if logical_type == "decimal":
-        name = f"{_CONNECT}Decimal"
+        name = f"{CONNECT}Decimal"
         parameters = {
             "scale": str(schema.get("scale", 0)),
             "connect.decimal.precision": str(schema["precision"]),

@@ -212,11 +212,11 @@ class _Batch:
             columns.group_number().alias("group"),
         )
         reason = F.coalesce(F.col("reason"), unnamed_fields_reason(columns.groups))
-        messages = self._with_order(messages.withColumn("reason", reason)).select(
-            *("key", "value", "origin", "op", "reason", "group", ORDER),
+        messages = self._with_order(messages.withColumn("reason", reason)).withColumn("key_before", self._key_before())
+        messages = messages.select(
+            *("key", "value", "origin", "op", "reason", "group", ORDER, "key_before"),
             F.try_variant_get("payload", variant_path("source", "ts_ms"), "bigint").alias("source_ms"),
             _struct([columns.text(name).alias(name) for name in columns.types]).alias("texts"),
-            self._key_before().alias("key_before"),
             self._is_known_update().alias("is_known_update"),
         )
         texts = {name: F.col("texts").getField(name) for name in columns.types}
@@ -395,7 +395,7 @@ class _Batch:
         if not self._keys_can_change:
             return is_update
         is_message_key = reduce(and_, (member(F.col("key_payload"), name).isNotNull() for name in self._columns.keys))
-        return is_update & (self._key_before().isNotNull() | is_message_key)
+        return is_update & (F.col("key_before").isNotNull() | is_message_key)
 
     def _fields_in_order(self) -> set[str]:
         """Return the columns of the row that ``sequence_by`` names."""
@@ -424,8 +424,7 @@ class _Batch:
             return F.lit(None).cast("string")
         # The messages of one key are in one partition, if the key is that of the messages.
         has_one_partition = not self._keys_can_change and len(self._source_tables or ()) <= 1
-        offset = F.when(topic_offset() != "", topic_offset())
-        return F.coalesce(offset, total_order()) if has_one_partition else total_order()
+        return F.coalesce(topic_offset(), total_order()) if has_one_partition else total_order()
 
     def _with_order(self, messages: DataFrame) -> DataFrame:
         """Add the column :data:`ORDER`."""

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from writer_jobs.merge.materialized import MaterializedRows
 
 OnTruncate = Literal["refuse", "delete", "ignore"]
-"""What a truncate of the source table does."""
+"""Effect of a truncate of the source table."""
 #: All values of :data:`OnTruncate`.
 ON_TRUNCATE: tuple[OnTruncate, ...] = get_args(OnTruncate)
 

@@ -18,9 +18,8 @@ from pyspark.sql import types as T  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, MOST_DIGITS
 from writer_jobs.delta.type_differences import DIGITS, holds, wider_of
+from writer_jobs.feeds.debezium.connect_schema import CONNECT, DEBEZIUM
 from writer_jobs.feeds.debezium.json_values import Decoder
-
-_DEBEZIUM, _CONNECT = "io.debezium.time.", "org.apache.kafka.connect.data."
 
 
 def connect_decoder(schema: Mapping[str, Any]) -> Decoder:
@@ -31,7 +30,7 @@ def connect_decoder(schema: Mapping[str, Any]) -> Decoder:
 
     """
     name, connect_type = schema.get("name") or "", schema["type"]
-    if name == f"{_CONNECT}Decimal":
+    if name == f"{CONNECT}Decimal":
         return _decimal(schema["parameters"])
     if name in _SEMANTIC:
         return _SEMANTIC[name]
@@ -175,17 +174,17 @@ _PRIMITIVE: Mapping[str, Decoder] = {
 #: has no type for them. A semantic type that is not listed is decoded by its primitive type: Json, Uuid, Enum, Xml and
 #: IsoTime as strings, Bits as bytes, geometries as structs.
 _SEMANTIC: Mapping[str, Decoder] = {
-    f"{_DEBEZIUM}Date": Decoder(T.DateType(), "days"),
-    f"{_CONNECT}Date": Decoder(T.DateType(), "days"),
-    f"{_DEBEZIUM}IsoDate": Decoder(T.DateType(), "date"),
-    f"{_DEBEZIUM}Timestamp": Decoder(T.TimestampType(), "millis"),
-    f"{_CONNECT}Timestamp": Decoder(T.TimestampType(), "millis"),
-    f"{_DEBEZIUM}MicroTimestamp": Decoder(T.TimestampType(), "micros"),
-    f"{_DEBEZIUM}NanoTimestamp": Decoder(T.TimestampType(), "nanos"),
-    f"{_DEBEZIUM}ZonedTimestamp": Decoder(T.TimestampType(), "zoned"),
-    f"{_DEBEZIUM}IsoTimestamp": Decoder(T.TimestampType(), "local"),
-    f"{_DEBEZIUM}Time": Decoder(T.LongType()),
-    f"{_CONNECT}Time": Decoder(T.LongType()),
+    f"{DEBEZIUM}Date": Decoder(T.DateType(), "days"),
+    f"{CONNECT}Date": Decoder(T.DateType(), "days"),
+    f"{DEBEZIUM}IsoDate": Decoder(T.DateType(), "date"),
+    f"{DEBEZIUM}Timestamp": Decoder(T.TimestampType(), "millis"),
+    f"{CONNECT}Timestamp": Decoder(T.TimestampType(), "millis"),
+    f"{DEBEZIUM}MicroTimestamp": Decoder(T.TimestampType(), "micros"),
+    f"{DEBEZIUM}NanoTimestamp": Decoder(T.TimestampType(), "nanos"),
+    f"{DEBEZIUM}ZonedTimestamp": Decoder(T.TimestampType(), "zoned"),
+    f"{DEBEZIUM}IsoTimestamp": Decoder(T.TimestampType(), "local"),
+    f"{DEBEZIUM}Time": Decoder(T.LongType()),
+    f"{CONNECT}Time": Decoder(T.LongType()),
     "io.debezium.data.VariableScaleDecimal": Decoder(T.StringType(), "variable"),
 }
 

@@ -38,6 +38,9 @@ _DATES = (
 )
 _TIMES = (("infinity", "+294247-01-10T04:00:25.2Z"), ("-infinity", "-290308-12-21T19:59:27.6Z"))
 
+#: Encodings of dates and times; see :class:`writer_jobs.feeds.debezium.json_values.Decoder`.
+TIME_ENCODINGS = frozenset({*_LIMITS, "days", "date", "zoned", "local"})
+
 _LAST_DATE, _FIRST_DATE = "9999-12-31", "0001-01-01"
 _LAST_LOCAL_TIME, _FIRST_LOCAL_TIME = f"{_LAST_DATE}T23:59:59.999999", f"{_FIRST_DATE}T00:00:00"
 # In the years 9999 and 1 in every time zone, because readers convert a time to their own zone. Python's
@@ -45,11 +48,11 @@ _LAST_LOCAL_TIME, _FIRST_LOCAL_TIME = f"{_LAST_DATE}T23:59:59.999999", f"{_FIRST
 _LAST_TIME, _FIRST_TIME = f"{_LAST_DATE}T09:59:59.999999Z", "0001-01-02T12:00:00Z"
 
 
-def infinity_sign(encoding: str, number: Column, text: Column) -> Column | None:
-    """Return 1 for ``infinity``, -1 for ``-infinity`` and null for other values; None for an encoding without times.
+def infinity_sign(encoding: str, number: Column, text: Column) -> Column:
+    """Return 1 for ``infinity``, -1 for ``-infinity`` and null for other values.
 
     Args:
-        encoding: Encoding of a decoder; see :class:`writer_jobs.feeds.debezium.json_values.Decoder`.
+        encoding: One of :data:`TIME_ENCODINGS`.
         number: The value as ``bigint``; null if it is not a JSON number.
         text: The value as text; null if it is not a JSON string.
 
@@ -62,7 +65,7 @@ def infinity_sign(encoding: str, number: Column, text: Column) -> Column | None:
     if encoding == "date":
         pairs = zip(_days(number), _DATES, strict=True)
         return _sign(*(F.coalesce(is_infinite, text.isin(*dates)) for is_infinite, dates in pairs))
-    return _sign(*(text.isin(*times) for times in _TIMES)) if encoding in ("zoned", "local") else None
+    return _sign(*(text.isin(*times) for times in _TIMES))
 
 
 def largest_value(sign: Column, data_type: DataType) -> Column:

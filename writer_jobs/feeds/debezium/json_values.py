@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql import types as T  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, exact_cast, has_exact_cast
-from writer_jobs.feeds.debezium.infinity import Infinity, infinity_sign, largest_value
+from writer_jobs.feeds.debezium.infinity import TIME_ENCODINGS, Infinity, infinity_sign, largest_value
 from writer_jobs.feeds.message_values import (
     compute_once,
     is_object,
@@ -55,24 +55,20 @@ class Decoder:
     def decode(self, value: Column) -> Column:
         """Decode a parsed value; null if the value is missing or does not fit the type."""
         finite_value = _DECODERS[self.encoding](self, value)
-        if (sign := self._infinity_sign(value)) is None:
+        if self.encoding not in TIME_ENCODINGS:
             return finite_value
+        sign = self._infinity_sign(value)
         if self.infinity != "largest":
             return F.when(sign.isNull(), finite_value)
         return F.when(sign.isNotNull(), largest_value(sign, self.type)).otherwise(finite_value)
 
     def is_infinite(self, text: Column) -> Column:
         """Return whether a text of :meth:`extract` is an infinite date or time."""
-        if self._infinity_sign(text) is None:
+        if self.encoding not in TIME_ENCODINGS:
             return F.expr("false")
+        return compute_once(F.try_parse_json(text), lambda value: self._infinity_sign(value).isNotNull())
 
-        def is_infinite(value: Column) -> Column:
-            sign = self._infinity_sign(value)
-            return F.expr("false") if sign is None else sign.isNotNull()
-
-        return F.coalesce(compute_once(F.try_parse_json(text), is_infinite), F.expr("false"))
-
-    def _infinity_sign(self, value: Column) -> Column | None:
+    def _infinity_sign(self, value: Column) -> Column:
         return infinity_sign(self.encoding, exact_cast(_number_text(value), T.LongType()), _string_text(value))
 
     def with_infinity(self, infinity: Infinity) -> Decoder:

@@ -61,8 +61,8 @@ def has_position(connector: str) -> bool:
 
 
 def topic_offset() -> Column:
-    """Return the offset in the column ``origin`` if it is ``topic/partition/offset``, else an empty text."""
-    return F.regexp_extract("origin", _TOPIC_OFFSET, 1)
+    """Return the offset in the column ``origin`` if it is ``topic/partition/offset``, else null."""
+    return F.nullif(F.regexp_extract("origin", _TOPIC_OFFSET, 1), F.lit(""))
 
 
 def total_order() -> Column:

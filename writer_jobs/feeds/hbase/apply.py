@@ -76,7 +76,12 @@ def apply_cells(
     """
     spec = ChangeSpec(table=writer.table, keys=mapping.keys, sequence_by=SEQ)
     options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata, before_write=before_write)
-    feed = TableFeed(model="cells", keys=mapping.keys, source_tables=mapping.tables or None)
+    feed = TableFeed(
+        model="cells",
+        keys=mapping.keys,
+        source_tables=mapping.tables or None,
+        single_version_families=mapping.single_version_families or None,
+    )
     model = CellRows(spec, mapping)
     shape = TableShape(cells.sparkSession, writer, spec, model, feed, evolves=True, partition_by=partition_by)
     if (state := writer.log.state()) is not None:

@@ -7,10 +7,14 @@ enough versions and runs no major compactions:
   later. A Delete of its column and a DeleteFamilyVersion of its family hide it if their timestamp is the same.
 - A reader sees the visible Put of a column with the largest timestamp, so a delete of one version uncovers the version
   before it.
+- In a family with one version (``VERSIONS => 1``), only the newest Put of a column counts, also if a delete hides it.
+  So a delete uncovers no older version.
 - A row exists if a reader sees one of its values.
 
 Source: HBase's reference guide, "Versions", and ``ScanDeleteTracker``: at one timestamp a delete hides a Put, even one
-that was written later.
+that was written later. HBase does not count a hidden Put as a version, so with ``VERSIONS => 1`` a delete uncovers an
+older Put that no flush or compaction has removed yet (HBASE-21596). The result depends on the time of the flush. The
+rule above gives the result for a flush before each delete; ``NewVersionBehaviorTracker`` counts hidden Puts, too.
 
 So a side table stores all cells. The rows that a batch touches are computed from all of their cells.
 """
@@ -40,6 +44,7 @@ from writer_jobs.feeds.hbase.decode import (
     WRITE_ORDER,
 )
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
+from writer_jobs.maintenance.policy import SINGLE_VERSION_FAMILIES
 from writer_jobs.merge.batch import AMBIGUOUS, ChangeBatch, fold
 from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.merge.merge_sql import S, T, all_of, comparable, match_on, qualified, with_keys
@@ -49,7 +54,8 @@ from writer_jobs.writer import LockedDeltaWriter
 
 _MAX_COLUMNS = 2000
 _DELETED_ROW, _VALUES, _VISIBLE, _COLUMN = "__sluice_gone", "__sluice_values", "__sluice_seen", "__sluice_column"
-_OLD, _NEWEST = "__sluice_old", "__sluice_newest"
+_OLD, _NEWEST, _NEWEST_PUT = "__sluice_old", "__sluice_newest", "__sluice_newest_put"
+_HIDDEN, _STILL_HIDDEN = "__sluice_hidden", "__sluice_still_hidden"
 _DELETED, _COLUMN_UP_TO = "__sluice_deleted_version", "__sluice_deleted_column_up_to"
 _FAMILY_UP_TO, _FAMILY_AT = "__sluice_deleted_family_up_to", "__sluice_deleted_family_at"
 #: The side table with all cells of a table.
@@ -76,6 +82,8 @@ class CellRows(TableModel):
         self._spec = spec
         self._mapping = mapping
         self._keys = [quoted(name) for name in spec.keys]
+        families = mapping.single_version_families
+        self.side_properties = {SINGLE_VERSION_FAMILIES: ",".join(families) or None}
         #: Columns that identify a cell. HBase stores one cell for each.
         self.group_columns = (*spec.keys, FAMILY, QUALIFIER, SEQ, TYPE)
 
@@ -131,7 +139,8 @@ class CellRows(TableModel):
         cells = rows.drop(DELETED)
         if side_rows is not None:
             cells = cells.unionByName(side_rows.join(touched_keys, list(self._spec.keys), "left_semi"))
-        cells = _with_visibility(self._fold_repetitions(cells), self._keys)
+        cells = self._fold_repetitions(cells)
+        cells = _with_visibility(cells, self._keys, self._mapping.single_version_families)
         column = F.lower(self._mapping.column_of(F.col(FAMILY), F.col(QUALIFIER)))
         newest = (
             cells.groupBy(*self._keys, FAMILY, QUALIFIER)
@@ -184,26 +193,50 @@ class CellRows(TableModel):
         return F.when(value.isNotNull() & decoded_value.isNull(), failure).otherwise(decoded_value)
 
 
-def without_expired(cells: DataFrame, keys: Sequence[str], is_old: Column) -> DataFrame:
+def without_expired(
+    cells: DataFrame, keys: Sequence[str], is_old: Column, single_version_families: Sequence[str]
+) -> DataFrame:
     """Drop the cells that no reader can see again.
 
     A hidden Put is dropped at once; the delete that hides it is dropped later. Two kinds of cells are dropped when they
     are old (``is_old``): an older version, which a delete of the newer version could uncover, and a delete, which could
     hide a late Put. ``cells`` has each cell once, with ``SEQ``.
+
+    In a family with one version an older version is dropped at once. The newest Put is kept as long as a delete that
+    hides it, because it replaces an older Put that arrives late.
     """
     names = list(map(quoted, keys))
-    cells = _with_visibility(cells.withColumn(_OLD, is_old), names)
+    cells = _with_visibility(cells.withColumn(_OLD, is_old), names, single_version_families)
     newest = F.max(F.when(F.col(_VISIBLE), F.col(SEQ))).over(Window.partitionBy(*names, FAMILY, QUALIFIER))
     is_put = F.col(TYPE) == PUT
     is_needed_put = F.col(_VISIBLE) & (~F.col(_OLD) | (F.col(SEQ) == F.col(_NEWEST)))
+    if single_version_families:
+        cells = _with_hidden(cells, names, _STILL_HIDDEN, ~F.col(_OLD))
+        is_newest_put = F.col(FAMILY).isin(*single_version_families) & (F.col(SEQ) == F.col(_NEWEST_PUT))
+        is_needed_put = is_needed_put | (is_newest_put & F.col(_STILL_HIDDEN))
     return cells.withColumn(_NEWEST, newest).where(F.when(is_put, is_needed_put).otherwise(~F.col(_OLD)))
 
 
-def _with_visibility(cells: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Add ``_VISIBLE``: whether a cell is a Put that no delete hides. ``keys`` are quoted."""
+def _with_visibility(cells: DataFrame, keys: Sequence[str], single_version_families: Sequence[str]) -> DataFrame:
+    """Add ``_VISIBLE``: whether a cell is a Put that a reader sees, or would see without newer Puts of its column.
+
+    ``keys`` are quoted. In the families with one version, only the newest Put of a column is visible. ``_NEWEST_PUT``
+    is then the timestamp of this Put.
+    """
+    cells = _with_hidden(cells, keys, _HIDDEN, F.expr("true"))
+    is_visible = (F.col(TYPE) == PUT) & ~F.col(_HIDDEN)
+    if single_version_families:
+        newest_put = F.max(F.when(F.col(TYPE) == PUT, F.col(SEQ))).over(Window.partitionBy(*keys, FAMILY, QUALIFIER))
+        cells = cells.withColumn(_NEWEST_PUT, newest_put)
+        is_visible &= ~F.col(FAMILY).isin(*single_version_families) | (F.col(SEQ) == F.col(_NEWEST_PUT))
+    return cells.withColumn(_VISIBLE, is_visible)
+
+
+def _with_hidden(cells: DataFrame, keys: Sequence[str], name: str, is_counted: Column) -> DataFrame:
+    """Add the column ``name``: whether a delete that ``is_counted`` hides Puts of the cell's column and timestamp."""
 
     def timestamp_of(cell_type: str) -> Column:
-        return F.when(F.col(TYPE) == cell_type, F.col(SEQ))
+        return F.when((F.col(TYPE) == cell_type) & is_counted, F.col(SEQ))
 
     # From the narrowest window to the widest. Each is a prefix of the previous one, so Spark sorts once.
     version_window = Window.partitionBy(*keys, FAMILY, QUALIFIER, SEQ)
@@ -216,10 +249,10 @@ def _with_visibility(cells: DataFrame, keys: Sequence[str]) -> DataFrame:
         | F.array_contains(_FAMILY_AT, F.col(SEQ))
     )
     return (
-        cells.withColumn(_DELETED, F.bool_or(F.col(TYPE) == DELETE).over(version_window))
+        cells.withColumn(_DELETED, F.bool_or((F.col(TYPE) == DELETE) & is_counted).over(version_window))
         .withColumn(_COLUMN_UP_TO, F.max(timestamp_of(DELETE_COLUMN)).over(column_window))
         .withColumn(_FAMILY_UP_TO, F.max(timestamp_of(DELETE_FAMILY)).over(family_window))
         .withColumn(_FAMILY_AT, F.collect_set(timestamp_of(DELETE_FAMILY_VERSION)).over(family_window))
-        .withColumn(_VISIBLE, (F.col(TYPE) == PUT) & ~is_hidden)
+        .withColumn(name, is_hidden)
         .drop(_DELETED, _COLUMN_UP_TO, _FAMILY_UP_TO, _FAMILY_AT)
     )

@@ -5,6 +5,7 @@
     {
       "row_key": [{"column": "country", "type": "string", "until": "|"}, {"column": "id", "type": "text:long"}],
       "columns": {"d:name": {"column": "name", "type": "string"}, "d:raw": null},
+      "families": {"d": {"versions": 1}},
       "new_columns": {"type": "string"},
       "encoding": "utf-8",
       "table": "shop:customers",
@@ -30,10 +31,12 @@ from writer_jobs.feeds.hbase.values import KEY_TYPES, ValueType
 ENCODINGS = ("utf-8", "base64", "hex")
 #: Types that a delete of a column can have in the events of HBase's Kafka proxy, which do not state the type.
 PROXY_DELETES = ("DeleteColumn", "Delete")
-_MAPPING_KEYS = {"row_key", "columns", "new_columns", "encoding", "table", "proxy_deletes"}
+_MAPPING_KEYS = {"row_key", "columns", "families", "new_columns", "encoding", "table", "proxy_deletes"}
 _PART_KEYS = {"column", "type", "until", "length"}
 # Delta refuses these characters in column names, unless the table has column mapping.
 _NOT_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
+# A table property stores the names, separated by commas.
+_FAMILY_NAME = re.compile(r"[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class HBaseMapping:
         table: Name of the HBase table. Events of other tables are filtered out and counted. None: all events are of one
             table.
         proxy_deletes: Type of a delete of a column in the events of HBase's Kafka proxy.
+        single_version_families: Families with ``VERSIONS => 1``; see :mod:`writer_jobs.feeds.hbase.cells`.
 
     Raises:
         MappingError: Two parts of the row key, or columns, have the same column of the table.
@@ -84,6 +88,7 @@ class HBaseMapping:
         encoding: str = "utf-8",
         table: str | None = None,
         proxy_deletes: str = "DeleteColumn",
+        single_version_families: Iterable[str] = (),
     ) -> None:
         self.row_key = tuple(row_key)
         self.columns = dict(columns)
@@ -91,6 +96,7 @@ class HBaseMapping:
         self.encoding = encoding
         self.table = table
         self.proxy_deletes = proxy_deletes
+        self.single_version_families = tuple(sorted(single_version_families))
         #: Targets of the columns that the mapping names.
         self.targets = [target for target in columns.values() if target is not None]
         self._types = {target.column.lower(): target.type for target in self.targets}
@@ -117,6 +123,9 @@ class HBaseMapping:
         columns = document.get("columns", {})
         if not isinstance(columns, dict):
             raise MappingError('columns: give an object, such as {"d:name": {"column": "name", "type": "string"}}')
+        families = document.get("families", {})
+        if not isinstance(families, dict):
+            raise MappingError('families: give an object, such as {"d": {"versions": 1}}')
         new_columns = document.get("new_columns", {"type": "string"})
         _check_keys("new_columns", new_columns, {"type"}, {"type"})
         return cls(
@@ -126,6 +135,7 @@ class HBaseMapping:
             encoding=_choice("encoding", document.get("encoding", "utf-8"), ENCODINGS),
             table=None if document.get("table") is None else _string("table", document["table"]),
             proxy_deletes=_choice("proxy_deletes", document.get("proxy_deletes", "DeleteColumn"), PROXY_DELETES),
+            single_version_families=[_single_version_family(name, family) for name, family in families.items()],
         )
 
     @property
@@ -240,6 +250,16 @@ def _value_type(place: str, document: Any) -> ValueType:
 def _column_name(name: str) -> str:
     if ":" not in name:
         raise MappingError(f"columns: {name!r} is not family:qualifier")
+    return name
+
+
+def _single_version_family(name: str, document: Any) -> str:
+    if not _FAMILY_NAME.fullmatch(name):
+        raise MappingError(f"families: {name!r} is not a name of letters, digits, '_', '.' and '-'")
+    _check_keys(f"family {name}", document, {"versions"}, {"versions"})
+    # JSON's true and 1.0 are equal to 1.
+    if repr(document["versions"]) != "1":
+        raise MappingError(f"family {name}, versions: give 1, or leave out the family to keep all versions")
     return name
 
 

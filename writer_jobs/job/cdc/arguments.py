@@ -101,7 +101,7 @@ class CdcArguments(ChangesJobArguments):
     mapping: str | None
     kafka: str | None
     topic: str | None
-    schema_registry: str | None
+    schema_registry: SchemaRegistry | None = field(metadata=APPLIED)
     keys: tuple[str, ...] | None = field(metadata=APPLIED | text_in_identity("keys"))
     sequence_by: str | None = field(metadata=APPLIED | text_in_identity("sequence-by"))
     source_tables: tuple[str, ...] = field(
@@ -119,21 +119,6 @@ class CdcArguments(ChangesJobArguments):
     max_dead_letters: DeadLetterLimit | None = field(metadata=APPLIED)
 
     @property
-    def registry(self) -> SchemaRegistry | None:
-        """The schema registry, with the credentials of the environment; None without one.
-
-        Raises:
-            ArgumentsError: The address is not one of HTTP.
-
-        """
-        if self.schema_registry is None:
-            return None
-        try:
-            return SchemaRegistry(self.schema_registry, os.environ.get(CREDENTIALS))
-        except ValueError as error:
-            raise ArgumentsError(str(error)) from error
-
-    @property
     def report_fields(self) -> dict[str, Any]:
         """Fields of the report that are known at the start of the job; JSON values."""
         return {**super().report_fields, "decoder": self.decoder, "topic": self.topic}
@@ -141,7 +126,6 @@ class CdcArguments(ChangesJobArguments):
     def check(self) -> None:
         """Check the arguments; see :meth:`JobArguments.check`."""
         super().check()
-        _ = self.registry
         refuse_incomplete_topic(self.kafka, self.topic)
         if bool(self.sources) == (self.kafka is not None):
             raise ArgumentsError("give one source: --source, or --kafka and --topic")
@@ -187,7 +171,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     add_source(parser, formats=("json", "parquet"), required=False)
     add_topic(parser)
     add(
-        "--schema-registry", type=nonblank, metavar="URL",
+        "--schema-registry", type=_schema_registry, metavar="URL",
         help="schema registry of messages in Avro with Confluent's header; user:password is read from the environment "
         f"variable {CREDENTIALS}",
     )  # fmt: skip
@@ -225,7 +209,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     )  # fmt: skip
     add(
         "--on-truncate", choices=ON_TRUNCATE, default=_ON_TRUNCATE,
-        help="what a truncate of the source table does: refuse the batch; delete the rows before it, in the order of "
+        help="effect of a truncate of the source table: refuse the batch; delete the rows before it, in the order of "
         "the changes; or ignore it and keep them (default: %(default)s)",
     )  # fmt: skip
     add(
@@ -238,6 +222,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     options.source_tables = tuple(dict.fromkeys(options.source_tables))
     options.stream = take_stream(options)
     return build_arguments(CdcArguments, options)
+
+
+def _schema_registry(argument: str) -> SchemaRegistry:
+    """Return the registry at an address, with the credentials of the environment."""
+    try:
+        return SchemaRegistry(argument, os.environ.get(CREDENTIALS))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _dead_letter_limit(argument: str) -> DeadLetterLimit:

@@ -46,7 +46,6 @@ class MessageApplier:
             if text is None:
                 raise SourceError(f"mapping {arguments.mapping} does not exist")
             self._mapping = HBaseMapping.parsed(text)
-        self._registry = arguments.registry
         #: Totals of the batches.
         self.totals = AppliedTotals(writer, arguments.source_tables if self._mapping is None else self._mapping.tables)
 
@@ -86,7 +85,6 @@ class MessageApplier:
                 self._writer,
                 messages.rows,
                 flattened=arguments.decoder == FLAT,
-                schema_registry=self._registry,
                 **arguments.apply_options,
                 **options,
             )
@@ -141,12 +139,12 @@ def _apply_stream(context: JobContext[CdcArguments], stream: StreamArguments) ->
     if arguments.kafka is not None and arguments.topic is not None:
         claim_checkpoint(files, stream.checkpoint, {**query_identity, "topic": arguments.topic})
         topic = messages_of_topic(context.spark, arguments.kafka, arguments.topic, arguments.options, stream=True)
-        frame, apply = topic.rows, apply_topic
+        frame, apply, source = topic.rows, apply_topic, arguments.topic
     else:
         batches = FileBatches(context.spark, arguments.sources[0], stream)
         claim_checkpoint(files, stream.checkpoint, {**query_identity, "source": batches.path})
-        frame, apply = batches.frame(arguments.max_files_per_batch), apply_files
-    run_stream(context, frame, stream, apply)
+        frame, apply, source = batches.frame(arguments.max_files_per_batch), apply_files, batches.path
+    run_stream(context, frame, stream, apply, source=source)
     applier.totals.refuse_nothing_applied()
 
 

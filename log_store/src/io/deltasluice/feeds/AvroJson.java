@@ -69,9 +69,7 @@ public final class AvroJson implements UDF2<byte[], String, String> {
       }
       json.writeEndArray();
     } else if (value instanceof ByteBuffer buffer) {
-      byte[] bytes = new byte[buffer.remaining()];
-      buffer.get(bytes);
-      json.writeBinary(bytes);
+      json.writeBinary(HBaseEvent.bytes(buffer));
     } else if (value instanceof GenericFixed fixed) {
       json.writeBinary(fixed.bytes());
     } else if (value instanceof Integer number) {

@@ -59,7 +59,11 @@ public final class HBaseEvent implements UDF1<byte[], Row> {
   }
 
   private static byte[] bytes(GenericRecord event, String name) {
-    ByteBuffer buffer = (ByteBuffer) event.get(name);
+    return bytes((ByteBuffer) event.get(name));
+  }
+
+  /** Returns the remaining bytes of a buffer. */
+  static byte[] bytes(ByteBuffer buffer) {
     byte[] bytes = new byte[buffer.remaining()];
     buffer.get(bytes);
     return bytes;
