@@ -28,6 +28,9 @@ _READ_SECONDS = 10
 """Seconds to wait for the next bytes of a client."""
 ANSWER_SECONDS = 60
 """Seconds that a JVM waits for an answer. The guard asks an ensemble for 45 s at most; the interpreter may be busy."""
+_PREFIX, _SOCKET = "sluice-", "guard"
+_MAX_SOCKET_PATH = 103
+"""Bytes in the path of a Unix socket: 107 on Linux, 103 on other systems (``sun_path``)."""
 LIFELINE = "lifeline"
 """The question of the connection that the JVM keeps open until it ends. It gets no answer."""
 
@@ -53,10 +56,9 @@ class GuardServer:
 
     def __init__(self, guard: CommitDecider, on_client_end: Callable[[], None] = lambda: None) -> None:
         self.name = uuid.uuid4().hex
-        # Readable by this user only. The path of a socket has at most 103 bytes.
-        folder = tempfile.mkdtemp(prefix="sluice-")
+        folder = _create_folder()
         self._remove_folder = weakref.finalize(self, _remove_folder, folder, os.getpid())
-        self.path = str(Path(folder, "guard"))
+        self.path = str(Path(folder, _SOCKET))
         self._server = _Server(guard, on_client_end, self.path)
         self._thread = Thread(target=self._server.serve_forever, name="sluice-guard", daemon=True)
         self._thread.start()
@@ -78,6 +80,15 @@ class GuardServer:
         self._server.server_close()
         self._thread.join()
         self._remove_folder()
+
+
+def _create_folder() -> str:
+    """Create a folder that only this user can enter: in the folder for temporary files, unless its path is too long."""
+    folder = tempfile.mkdtemp(prefix=_PREFIX)
+    if len(os.fsencode(Path(folder, _SOCKET))) <= _MAX_SOCKET_PATH:
+        return folder
+    Path(folder).rmdir()
+    return tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp")
 
 
 def _remove_folder(folder: str, owner: int) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from py4j.java_gateway import is_instance_of
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
@@ -22,6 +23,7 @@ from writer_jobs.errors import StorageError
 
 _T = TypeVar("_T")
 _GLOB_CHARACTERS = "\\{}[]*?"
+_RENAME = "Options$Rename"
 _NOT_FOUND = "java.io.FileNotFoundException"
 # S3A sends ``If-None-Match: *`` for this option. Other stores check in their ordinary create, and ignore the option.
 _IF_ABSENT = "fs.option.create.conditional.overwrite"
@@ -95,6 +97,11 @@ class HadoopFiles:
         """Return the files and folders in a folder, by name; an empty list if there is no such folder."""
         return self._call(folder, lambda system, location: _statuses(system.listStatus(location)), absent=[])
 
+    def json_files(self, folder: str) -> list[FileStatus]:
+        """Return the files ``*.json`` in a folder, by name. Files that are not yet complete are left out."""
+        entries = self.children(folder)
+        return [entry for entry in entries if entry.name.endswith(".json") and not entry.name.startswith(".")]
+
     def glob(self, pattern: str) -> list[FileStatus]:
         """Return the files and folders that match a pattern (``*``, ``?``, ``[a-z]``, ``{a,b}``), by path."""
         return self._call(pattern, lambda system, location: _statuses(system.globStatus(location) or []), absent=[])
@@ -125,11 +132,14 @@ class HadoopFiles:
     def write_text(self, path: str, text: str) -> None:
         """Write a small file, or replace it.
 
-        If the process is killed meanwhile, a disk or an object store has the old file or the new one. An object store
-        shows a file only after it is closed. HDFS may have a part of the new file.
+        If the process is killed meanwhile, the old file or the new one exists. Object stores show a file only after it
+        is closed.
         """
 
         def write(system: Any, location: Any) -> None:
+            if _is_hdfs(system):
+                self._rename_into_place(system, location, text, replace=True)
+                return
             with closing(system.create(location, True)) as stream:  # noqa: FBT003 (overwrite)
                 stream.write(bytearray(text.encode()))
 
@@ -148,6 +158,9 @@ class HadoopFiles:
         """
 
         def create(system: Any, location: Any) -> None:
+            if _is_hdfs(system):
+                self._rename_into_place(system, location, text, replace=False)
+                return
             builder = system.createFile(location).recursive().overwrite(False)  # noqa: FBT003 (overwrite)
             with closing(builder.opt(_IF_ABSENT, True).build()) as stream:  # noqa: FBT003 (value of the option)
                 stream.write(bytearray(text.encode()))
@@ -163,6 +176,21 @@ class HadoopFiles:
                 raise StorageError(
                     f"{path} already exists with different content: remove it, or use another name"
                 ) from None
+
+    def _rename_into_place(self, system: Any, location: Any, text: str, *, replace: bool) -> None:
+        """Write a file under a temporary name, and rename it. Unless ``replace`` is true, its name must be free."""
+        hadoop_path, rename = (java_class(self._jvm, f"org.apache.hadoop.fs.{name}") for name in ("Path", _RENAME))
+        temporary = hadoop_path(location.getParent(), f".{location.getName()}.{uuid.uuid4().hex}.tmp")
+        try:
+            with closing(system.create(temporary)) as stream:
+                stream.write(bytearray(text.encode()))
+            options = SparkContext._gateway.new_array(rename, 1)  # noqa: SLF001 (PySpark has no public way)
+            options[0] = rename.OVERWRITE if replace else rename.NONE
+            system.rename(temporary, location, options)
+        except BaseException:
+            with suppress(*JVM_ERRORS):
+                system.delete(temporary, False)  # noqa: FBT003 (recursive)
+            raise
 
     def remove(self, path: str) -> None:
         """Remove a file, if it exists."""
@@ -202,6 +230,11 @@ def _status(entry: Any) -> FileStatus:
 
 def _statuses(entries: Any) -> list[FileStatus]:
     return sorted(_status(entry) for entry in entries)
+
+
+def _is_hdfs(system: Any) -> bool:
+    gateway = SparkContext._gateway  # noqa: SLF001 (PySpark has no public way)
+    return bool(is_instance_of(gateway, system, "org.apache.hadoop.hdfs.DistributedFileSystem"))
 
 
 def _replace(file: Path, text: str) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
 
 from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.java_classes import log_store
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import StorageError, TableError
@@ -33,17 +36,32 @@ def locate_table(spark: SparkSession, table: str, *, new: bool = False) -> str:
 
     Raises:
         TableError: The catalog does not have the table, it is a view or has another format, the text is neither a
-            location nor a name, or its file system does not exist.
+            location nor a name, its file system does not exist, or it names a name node of HDFS instead of the name
+            service.
 
     """
     path_match = _PATH_IDENTIFIER.fullmatch(table.strip())
     location = path_match["path"] if path_match else table
-    if path_match is None and "/" not in location and ":" not in location:
+    if is_catalog_name(table):
         location = _catalog_location(spark, location, new=new)
     try:
-        return HadoopFiles.of(spark).qualify(location)
+        location = HadoopFiles.of(spark).qualify(location)
     except StorageError as error:
         raise TableError(f"no table can be at {error}") from error
+    if location.startswith("hdfs:"):
+        conf = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 (PySpark has no public way)
+        refusal = None
+        # A session without a guard may lack the log store.
+        with suppress(Py4JError):
+            refusal = log_store(spark, "NameServices").refusal(location, conf)
+        if refusal is not None:
+            raise TableError(str(refusal))
+    return location
+
+
+def is_catalog_name(table: str) -> bool:
+    """Return whether :func:`locate_table` takes a text for a catalog name."""
+    return not (_PATH_IDENTIFIER.fullmatch(table.strip()) or "/" in table or ":" in table)
 
 
 def _catalog_location(spark: SparkSession, name: str, *, new: bool) -> str:

@@ -2,6 +2,9 @@ package io.deltasluice.storage;
 
 import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.time.Instant;
+import java.time.temporal.ChronoUnit;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
@@ -31,6 +34,9 @@ public final class Attempts {
     private final String id;
     private volatile Outcome outcome = Outcome.PENDING;
 
+    /** When the outcome was known, microseconds since the epoch; 0 before. */
+    private volatile long endedMicros;
+
     private Attempt(long version, String txn, String id) {
       this.version = version;
       this.txn = txn;
@@ -38,6 +44,7 @@ public final class Attempts {
     }
 
     void end(Outcome finalOutcome) {
+      endedMicros = ChronoUnit.MICROS.between(Instant.EPOCH, Instant.now());
       outcome = finalOutcome;
     }
 
@@ -48,8 +55,14 @@ public final class Attempts {
     /** Ends the attempt with {@link Outcome#UNKNOWN} if it has no outcome. */
     void endIfPending() {
       if (outcome == Outcome.PENDING) {
-        outcome = Outcome.UNKNOWN;
+        end(Outcome.UNKNOWN);
       }
+    }
+
+    /** Adds {@code outcome} and {@code ended_us}, see {@link Attempts#of}, to a request or an array's object. */
+    void addOutcome(ObjectNode object) {
+      object.put("outcome", name(outcome));
+      object.put("ended_us", endedMicros);
     }
   }
 
@@ -72,7 +85,7 @@ public final class Attempts {
 
   /**
    * Returns the attempts under a hold, in order, as a JSON array of objects with {@code version}, {@code txn},
-   * {@code attempt} and {@code outcome}.
+   * {@code attempt}, {@code outcome} and {@code ended_us}: when the outcome was known, microseconds since the epoch.
    */
   public static String of(String hold) throws JsonProcessingException {
     ArrayNode array = CommitBody.JSON.createArrayNode();
@@ -84,11 +97,8 @@ public final class Attempts {
   static void addTo(ArrayNode array, String hold) {
     BY_HOLD.computeIfPresent(hold, (key, list) -> {
       for (Attempt attempt : list) {
-        array.addObject()
-            .put("version", attempt.version)
-            .put("txn", attempt.txn)
-            .put("attempt", attempt.id)
-            .put("outcome", name(attempt.outcome));
+        attempt.addOutcome(
+            array.addObject().put("version", attempt.version).put("txn", attempt.txn).put("attempt", attempt.id));
       }
       return list;
     });

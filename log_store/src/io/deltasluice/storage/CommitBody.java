@@ -38,6 +38,9 @@ final class CommitBody {
   private static final List<String> MEMBER_FIELDS =
       List.of(METRICS, "operationParameters", "txnId", "timestamp", "readVersion");
 
+  /** Fields of the stamp of a group commit that belong to its holder's write, and not to the hold. */
+  private static final List<String> HOLDER_FIELDS = List.of(COMMIT_ID, "job", "trace_id");
+
   /** Maximum size of a commit that another writer may put, in characters. */
   private static final int MAX_OFFER = 32_768;
 
@@ -116,7 +119,8 @@ final class CommitBody {
     ObjectNode groupInfo = JSON.createObjectNode();
     ArrayNode writers = JSON.createArrayNode();
     ObjectNode holder = writers.addObject();
-    holder.set(STAMP, JSON.createObjectNode().set(COMMIT_ID, stamp.path(COMMIT_ID)));
+    ObjectNode holderStamp = holder.putObject(STAMP);
+    HOLDER_FIELDS.stream().filter(stamp::has).forEach(field -> holderStamp.set(field, stamp.get(field)));
     holder.set(METRICS, metrics);
     Map<String, Long> sums = new LinkedHashMap<>();
     addTo(sums, metrics);

@@ -22,6 +22,7 @@ import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
+import org.apache.hadoop.conf.Configuration;
 import org.apache.spark.SparkContext;
 import org.apache.spark.SparkContext$;
 import org.apache.spark.sql.SparkSession;
@@ -182,6 +183,19 @@ public final class Guard {
       return requestPermission(ticket, file, body, group, mode);
     } catch (CommitRefusedException refusal) {
       return observe(file, refusal);
+    }
+  }
+
+  /**
+   * Checks the table's name, which names its lock.
+   *
+   * @throws CommitRefusedException the name is the address of a name node that belongs to a name service, and the mode
+   *     is {@code required}
+   */
+  static void requireName(VersionFile file, Configuration conf) throws CommitRefusedException {
+    String refusal = mode() == Mode.OFF ? null : NameServices.refusal(file.table(), conf);
+    if (refusal != null) {
+      observe(file, new CommitRefusedException("TableError", refusal));
     }
   }
 
@@ -354,10 +368,10 @@ public final class Guard {
    * @return whether Python has received the report; otherwise it reads the outcome when the write ends
    */
   static boolean reportOutcome(
-      String ticket, VersionFile file, CommitBody body, Attempts.Outcome outcome, boolean keepsLock) {
+      String ticket, VersionFile file, CommitBody body, Attempts.Attempt attempt, boolean keepsLock) {
     ObjectNode request = request("outcome", file, body);
     request.put("ticket", ticket);
-    request.put("outcome", Attempts.name(outcome));
+    attempt.addOutcome(request);
     request.set("metrics", body.metrics);
     request.put("keeps_lock", keepsLock);
     try {

@@ -115,6 +115,7 @@ public class GuardedLogStore extends LogStore {
       throw new CommitRefusedException("TableError",
           path + ": this scheme has no conditional create that Sluice knows; use one of " + SCHEMES);
     }
+    Guard.requireName(file, conf);
     // Checked before the lock is requested, if another writer may have the version: Delta's check for conflicts then
     // delays no other writer.
     Long freeAt = LightTransaction.wasFreeAt(file);
@@ -199,19 +200,20 @@ public class GuardedLogStore extends LogStore {
         Guard.endAttempt();
       }
       if (ticket != null && refusal == null) {
-        reportOutcome(ticket, staged, file, body, attempt.outcome(), permission.holds());
+        reportOutcome(ticket, staged, file, body, attempt, permission.holds());
       }
     }
   }
 
   private static void reportOutcome(String ticket, StagedFiles staged, VersionFile file, CommitBody body,
-      Attempts.Outcome outcome, List<String> holds) {
+      Attempts.Attempt attempt, List<String> holds) {
+    Attempts.Outcome outcome = attempt.outcome();
     if (staged != null && (outcome == Attempts.Outcome.TAKEN || outcome == Attempts.Outcome.REJECTED)) {
       staged.putBack(ticket);
     }
     AutomaticTicket automatic = AutomaticTicket.named(ticket);
     boolean keepsLock = automatic != null && automatic.keepsLock();
-    boolean isReported = Guard.reportOutcome(ticket, file, body, outcome, keepsLock);
+    boolean isReported = Guard.reportOutcome(ticket, file, body, attempt, keepsLock);
     if (automatic != null && outcome == Attempts.Outcome.COMMITTED) {
       automatic.setCommitted(isReported && !keepsLock);
     }
@@ -370,11 +372,15 @@ public class GuardedLogStore extends LogStore {
     return switch (scheme) {
       case "s3", "s3a", "s3n" -> new Storage(new S3SingleDriverLogStore(conf), new S3aPut());
       case "file" -> new Storage(new HDFSLogStore(conf), new PutIfAbsent.HardLink());
-      case "hdfs" -> delegatedStorage(new HDFSLogStore(conf));
+      case "hdfs" -> hdfsStorage(new HDFSLogStore(conf));
       case "abfs", "abfss", "wasb", "wasbs", "adl" -> delegatedStorage(new AzureLogStore(conf));
       case "gs" -> delegatedStorage(new GCSLogStore(conf));
       default -> new Storage(new HDFSLogStore(conf), null);
     };
+  }
+
+  private static Storage hdfsStorage(LogStore store) {
+    return new Storage(store, new HdfsPut(new PutIfAbsent.Delegated(store)));
   }
 
   private static Storage delegatedStorage(LogStore store) {

@@ -52,7 +52,7 @@ final class PlanReads {
    * Leaves that read no table. The rows of an RDD or a checkpoint were planned before the writer was called, so a lock
    * cannot make them newer. A reference to a common table expression has its plan elsewhere in the tree.
    */
-  private static final List<Class<? extends LogicalPlan>> LEAVES_WITHOUT_TABLE = List.of(
+  static final List<Class<? extends LogicalPlan>> LEAVES_WITHOUT_TABLE = List.of(
       LocalRelation.class, OneRowRelation.class, ResolvedInlineTable.class, Range.class, LogicalRDD.class,
       ExternalRDD.class, CTERelationRef.class, UnionLoopRef.class);
 
@@ -102,7 +102,7 @@ final class PlanReads {
   }
 
   /** Calls a function for the leaves of a plan and of its subqueries. */
-  private static void forEachLeaf(LogicalPlan plan, Consumer<LogicalPlan> function) {
+  static void forEachLeaf(LogicalPlan plan, Consumer<LogicalPlan> function) {
     CollectionConverters.asJava(plan.collectLeaves()).forEach(function);
     CollectionConverters.asJava(plan.subqueriesAll())
         .forEach(subquery -> CollectionConverters.asJava(subquery.collectLeaves()).forEach(function));
@@ -200,7 +200,7 @@ final class PlanReads {
   private ObjectNode addRoots(Iterable<Path> paths) {
     ObjectNode read = reads.addObject();
     ArrayNode roots = read.putArray("roots");
-    paths.forEach(path -> roots.add(path.toString()));
+    paths.forEach(path -> roots.add(NameServices.withService(path, sessionState()::newHadoopConf).toString()));
     return read;
   }
 

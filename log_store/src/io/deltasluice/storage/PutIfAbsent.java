@@ -138,7 +138,7 @@ interface PutIfAbsent {
 
     @Override
     public void requireProof(VersionFile file, Configuration conf) {
-      // The services of HDFS, Azure and Google document that their rename or create fails if the name exists. A trial
+      // The services of Azure and Google document that their rename or create fails if the name exists. A trial
       // would prove nothing, because Delta's stores check whether the file exists before they call the service.
     }
   }

@@ -99,7 +99,8 @@ final class PythonGuard {
    *       {@code ticket}, {@code automatic}. Answer: {@code turn} (boolean).
    *   <li>{@code outcome}: The outcome of a put for which a ticket had the lock; or the version of another writer that
    *       contains the commit of the ticket (then {@code attempt} is empty). Fields: {@code ticket},
-   *       {@code outcome} (see {@link Attempts}), {@code metrics}, {@code keeps_lock} (whether hooks need the lock of an
+   *       {@code outcome} and {@code ended_us} (see {@link Attempts#of}; a version of another writer has no time),
+   *       {@code metrics}, {@code keeps_lock} (whether hooks need the lock of an
    *       automatic ticket). Answer: an empty object.
    *   <li>{@code end}: The transaction of an automatic ticket has ended. Fields: {@code ticket}, {@code puts} (the attempts
    *       under its hold, see {@link Attempts#of}). Answer: an empty object.
