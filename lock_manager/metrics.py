@@ -1,7 +1,7 @@
-"""Metrics of this process for Prometheus, by table: waits, holds, losses, refusals, commits.
+"""Metrics of this process for Prometheus, served over HTTP or written to a file.
 
 They need ``prometheus-client`` (``pip install '.[metrics]'``), which is imported when an exporter is created.
-docs/operate.md lists the metrics; :mod:`writer_jobs.maintenance.gauges` has those of the tables' health.
+docs/operate.md lists the metrics.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from lock_manager.errors import MetricsError, SettingsError
-from lock_manager.events import Event, observe
+from lock_manager.lock_metrics import MetricsExport
+from lock_manager.measurements import BUCKETS, Kind, Metric
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Metric
+    from prometheus_client import CollectorRegistry
+    from prometheus_client import Metric as Family
     from prometheus_client.samples import Sample
 
 _LOCALHOST = "127.0.0.1"
@@ -38,8 +40,6 @@ _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):)?(?P<po
 _MAX_PORT = 65535
 _FILE_LABEL = "file"
 _CREATED = "_created"
-# Seconds: from the milliseconds of a free lock to an hour behind slow writers.
-_BUCKETS = (0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Destination:
         raise SettingsError(f"metrics={text!r}: must be PORT, HOST:PORT or the name of a file that ends with {_SUFFIX}")
 
 
-class Metrics:
-    """An observer (see :mod:`lock_manager.events`) that counts events in Prometheus metrics.
+class PrometheusInstruments:
+    """An exporter (see :mod:`lock_manager.measurements`) that applies values to the metrics of a registry.
 
     Raises:
         MetricsError: prometheus-client is not installed.
@@ -76,57 +76,35 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         prometheus = _prometheus()
-
-        def create(metric_class: Any, name: str, documentation: str, *labels: str) -> Any:
-            return metric_class(name, documentation, ("table", *labels), registry=registry)
-
-        gauge, counter = prometheus.Gauge, prometheus.Counter
-        histogram = functools.partial(prometheus.Histogram, buckets=_BUCKETS)
-        self._waits = create(histogram, "sluice_lock_wait_seconds", "Seconds that an acquire took.", "outcome")
-        self._holds = create(histogram, "sluice_lock_hold_seconds", "Seconds that a lock was held.", "outcome")
-        self._contenders = create(
-            gauge, "sluice_lock_contenders", "Acquires of this process that wait or hold.", "state"
-        )
-        self._losses = create(counter, "sluice_lock_losses", "Holds that were lost.")
-        fallbacks = "Acquires that did not wait, because ZooKeeper did not answer."
-        self._counters = {
-            Event.FELL_BACK: create(counter, "sluice_lock_fallbacks", fallbacks),
-            Event.COMMITTED: create(counter, "sluice_commits", "Writes that were committed."),
-            Event.GROUPED: create(counter, "sluice_grouped_commits", "Of these, writes in another writer's version."),
+        self._registry = registry
+        self._classes = {
+            Kind.COUNTER: prometheus.Counter,
+            Kind.GAUGE: prometheus.Gauge,
+            Kind.HISTOGRAM: functools.partial(prometheus.Histogram, buckets=BUCKETS),
         }
-        self._refusals = create(counter, "sluice_commit_refusals", "Commits that the guard refused.", "error")
+        self._lock = threading.Lock()
+        self._instruments: dict[str, Any] = {}
 
-    def __call__(self, event: Event, table: str, *, seconds: float = 0.0, error: str = "") -> None:
-        """Count an event."""
-        waiting, holding = (self._contenders.labels(table, state) for state in ("waiting", "holding"))
-        match event:
-            case Event.QUEUED:
-                waiting.inc()
-            case Event.ACQUIRED:
-                waiting.dec()
-                holding.inc()
-                self._waits.labels(table, "acquired").observe(seconds)
-            case Event.GAVE_UP:
-                waiting.dec()
-                self._waits.labels(table, "gave_up").observe(seconds)
-            case Event.DISMISSED:
-                waiting.dec()
-                self._waits.labels(table, "dismissed").observe(seconds)
-            case Event.RELEASED:
-                holding.dec()
-                self._holds.labels(table, "released").observe(seconds)
-            case Event.LOST:
-                holding.dec()
-                self._holds.labels(table, "lost").observe(seconds)
-                self._losses.labels(table).inc()
-            case Event.FELL_BACK | Event.COMMITTED | Event.GROUPED:
-                self._counters[event].labels(table).inc()
-            case Event.REFUSED:
-                self._refusals.labels(table, error).inc()
+    def __call__(self, metric: Metric, value: float, *labels: str) -> None:
+        """Apply a value; create the metric in the registry if this is its first value."""
+        with self._lock:
+            instrument = self._instruments.get(metric.name)
+            if instrument is None:
+                create = self._classes[metric.kind]
+                instrument = create(metric.name, metric.description, metric.labels, registry=self._registry)
+                self._instruments[metric.name] = instrument
+        series = instrument.labels(*labels)
+        match metric.kind:
+            case Kind.COUNTER:
+                series.inc(value)
+            case Kind.GAUGE:
+                series.set(value)
+            case Kind.HISTOGRAM:
+                series.observe(value)
 
 
-class MetricsExporter:
-    """Counts events and exports the metrics until it is closed; also a context manager.
+class MetricsExporter(MetricsExport):
+    """Exports the metrics of this process until it is closed; also a context manager.
 
     Start it before the locks that it counts. Every client of the address can read the names of the tables; by default
     only this machine can connect.
@@ -147,11 +125,11 @@ class MetricsExporter:
     """
 
     def __init__(self, destination: str | Destination) -> None:
+        super().__init__()
         target = Destination.parse(destination) if isinstance(destination, str) else destination
         self.address: str | None = None
         self.registry: CollectorRegistry = _prometheus().CollectorRegistry()
-        metrics = Metrics(self.registry)
-        self._on_close = ExitStack()
+        instruments = PrometheusInstruments(self.registry)
         try:
             if target.file is None:
                 self._serve(target)
@@ -160,17 +138,7 @@ class MetricsExporter:
         except OSError as error:
             name = str(target.file or f"{target.host}:{target.port}")
             raise MetricsError(f"metrics cannot be exported to {name}: {error.strerror or error}") from error
-        self._on_close.callback(observe(metrics))
-
-    def close(self) -> None:
-        """Stop counting and serving; write a file for the last time."""
-        self._on_close.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        self._begin(instruments)
 
     def _serve(self, target: Destination) -> None:
         server, thread = _prometheus().start_http_server(target.port, addr=target.host, registry=self.registry)
@@ -220,7 +188,7 @@ class _ContinuedFile:
         self._registry = registry
         self._path = path
         self._labels = {_FILE_LABEL: os.path.abspath(path)}  # noqa: PTH100 (keeps symbolic links, as node_exporter does)
-        self._written: dict[str, Metric] = {}
+        self._written: dict[str, Family] = {}
 
     def write(self) -> None:
         """Write the file.
@@ -237,7 +205,7 @@ class _ContinuedFile:
             _prometheus().write_to_textfile(str(self._path), SimpleNamespace(collect=lambda: metrics))
             self._written = current
 
-    def _merge(self, stored: Mapping[str, Metric], current: Mapping[str, Metric]) -> Iterator[Metric]:
+    def _merge(self, stored: Mapping[str, Family], current: Mapping[str, Family]) -> Iterator[Family]:
         for name, metric in {**stored, **current}.items():
             samples = metric.samples
             if name in stored and name in current:
@@ -258,11 +226,11 @@ def _exclusive_access(file: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def _read_counters(file: Path) -> dict[str, Metric]:
+def _read_counters(file: Path) -> dict[str, Family]:
     """Return the counters, histograms and summaries of a file by name, without the label ``file``."""
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 (an optional extra)
 
-    counters: dict[str, Metric] = {}
+    counters: dict[str, Family] = {}
     try:
         for metric in text_string_to_metric_families(file.read_text(encoding="utf-8")):
             if metric.type in ("counter", "histogram", "summary"):
@@ -281,7 +249,7 @@ def _read_counters(file: Path) -> dict[str, Metric]:
     return counters
 
 
-def _sum_samples(stored: Metric, current: Metric, written: Metric | None) -> list[Sample]:
+def _sum_samples(stored: Family, current: Family, written: Family | None) -> list[Sample]:
     """Return the samples of the file, increased by the counts of this process since its previous write."""
     stored_bounds, current_bounds = (
         {sample.labels.get("le") for sample in metric.samples} for metric in (stored, current)

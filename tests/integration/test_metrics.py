@@ -9,6 +9,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,14 +21,23 @@ from kazoo.client import KazooClient
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from lock_manager import LockLostError, LockTimeoutError, SettingsError, TableResource, ZookeeperLockManager
+from lock_manager import (
+    EnsembleUnavailableError,
+    LockLostError,
+    LockTimeoutError,
+    SettingsError,
+    TableResource,
+    ZookeeperLockManager,
+)
 from lock_manager.coordinator import Offer
 from lock_manager.errors import ContenderGoneError, MetricsError
 from lock_manager.events import Event, emit, observe
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.metrics import Destination, MetricsExporter, _ContinuedFile
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from lock_manager.zookeeper.znodes import table_node
+from tests.support.metrics_text import values_of
 from tests.support.rivals import RivalManager
 
 TABLE, OTHER_TABLE = "s3a://lake/metrics", "s3a://lake/other-metrics"
@@ -88,6 +98,7 @@ def test_events_of_locks_are_counted_by_table(
         ("sluice_lock_hold_seconds_count", "s3://lake/other-metrics", "released"): 1,
         ("sluice_lock_contenders", "s3://lake/other-metrics", "waiting"): 0,
         ("sluice_lock_contenders", "s3://lake/other-metrics", "holding"): 0,
+        ("sluice_lock_oldest_request_timestamp_seconds", "s3://lake/other-metrics"): 0,
         ("sluice_commits_total", "s3://lake/other-metrics"): 1,
         ("sluice_lock_wait_seconds_count", LABEL, "acquired"): 3,
         ("sluice_lock_wait_seconds_count", LABEL, "gave_up"): 1,
@@ -96,11 +107,90 @@ def test_events_of_locks_are_counted_by_table(
         ("sluice_lock_hold_seconds_count", LABEL, "lost"): 1,
         ("sluice_lock_contenders", LABEL, "waiting"): 0,
         ("sluice_lock_contenders", LABEL, "holding"): 0,
+        ("sluice_lock_oldest_request_timestamp_seconds", LABEL): 0,
         ("sluice_lock_losses_total", LABEL): 1,
         ("sluice_commits_total", LABEL): 2,
         ("sluice_commit_refusals_total", LABEL, "LockNotHeldError"): 1,
         ("sluice_commit_refusals_total", LABEL, "LockLostError"): 1,
     }
+
+
+def test_the_start_of_the_oldest_waiting_request_is_exported(
+    manager: ZookeeperLockManager, zookeeper: Any, eventually: Callable[..., None]
+) -> None:
+    table = "s3://lake/waiting"
+
+    def oldest_request() -> float | None:
+        return scrape(exporter).get(("sluice_lock_oldest_request_timestamp_seconds", table))
+
+    with (
+        MetricsExporter("0") as exporter,
+        RivalManager(zookeeper.hosts) as first,
+        RivalManager(zookeeper.hosts) as second,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        hold = manager.acquire(table)
+        assert oldest_request() == 0
+        requests, start_times = [], []
+        for rival in (first, second):
+            start_times.append(time.time())
+            requests.append(pool.submit(rival.acquire, table, timeout_seconds=60))
+            # The request is counted before it joins the queue.
+            eventually(lambda: len(manager.queue(table)) == len(requests) + 1)
+        assert start_times[0] <= (oldest_request() or 0) <= start_times[1]
+        hold.release()
+        requests[0].result()
+        # The second request has waited for a shorter time.
+        assert start_times[1] <= (oldest_request() or 0)
+        first.close()
+        requests[1].result()
+        assert oldest_request() == 0
+
+
+def test_unfinished_intents_are_counted_by_their_outcome(manager: ZookeeperLockManager) -> None:
+    table = "s3://lake/intents"
+
+    def settle(newest_version: int, fill: Callable[..., int]) -> bool:
+        with manager.acquire(table) as hold:
+            return GuardedBlock(hold, {}).settle_unfinished([], lambda: newest_version, fill)
+
+    def fail(*_: object) -> int:
+        raise OSError("the store is full")
+
+    with MetricsExporter("0") as exporter:
+        with manager.acquire(table) as hold:
+            hold.intend(3, txn="t", attempt="a")
+        with pytest.raises(OSError, match="full"):
+            settle(2, fail)
+        assert settle(2, lambda version, _: version)
+        # Control: a hold that finds no intent.
+        assert not settle(3, fail)
+        samples = scrape(exporter)
+    name = "sluice_unfinished_intents_total"
+    assert {key: value for key, value in samples.items() if key[0] == name} == {
+        (name, table, "left"): 1,
+        (name, table, "settled"): 1,
+    }
+
+
+def test_an_ensemble_that_does_not_answer_is_counted() -> None:
+    with EmbeddedZooKeeper() as ensemble, MetricsExporter("0") as exporter:
+        settings = {"session_timeout_seconds": 4}
+        with ZookeeperLockManager(ensemble.hosts, 60, **settings) as manager:
+            hold = manager.acquire(TABLE)
+            guard, block = CommitGuard(), GuardedBlock(hold, {})
+            guard.add(block)
+            ensemble.servers[0].kill()
+            commit = {"kind": "commit", "table": TABLE, "version": 7, "attempt": "a", "txn": "t", "operation": "WRITE"}
+            answer = json.loads(guard.check(json.dumps(commit | {"blocks": block.name})))
+            assert (answer["refused"], "not confirmed" in answer["message"]) == ("LockLostError", True)
+            with ZookeeperLockManager(ensemble.hosts, 60) as rival, pytest.raises(EnsembleUnavailableError):
+                rival.acquire(OTHER_TABLE, timeout_seconds=0.5)
+        samples = scrape(exporter)
+    name, error = "sluice_coordinator_failures_total", "EnsembleUnavailableError"
+    assert samples[name, LABEL, error] == 1
+    assert samples[name, "s3://lake/other-metrics", error] == 1
+    assert samples["sluice_commit_refusals_total", LABEL, "LockLostError"] == 1
 
 
 def test_members_of_groups_are_counted(
@@ -174,16 +264,6 @@ def test_the_next_run_continues_counters_but_not_gauges(tmp_path: Path) -> None:
     assert values_of(second_run, "sluice_lock_wait_seconds_bucket", le="60.0") == [2]
     creation_times = values_of(first_run, "sluice_commits_created")
     assert values_of(second_run, "sluice_commits_created", table=LABEL) == creation_times != []
-
-
-def values_of(text: str, name: str, **labels: str) -> list[float]:
-    """Return the values of the series that have these labels."""
-    return [
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == name and sample.labels.items() >= labels.items()
-    ]
 
 
 def test_a_run_keeps_counters_that_it_does_not_register(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,7 +24,8 @@ from lock_manager.events import Event, emit
 from lock_manager.metrics import MetricsExporter
 from tests.unit.test_grafana_board import BOARD, for_all_tables, needs_promtool, panels, promtool
 from tests.unit.test_health_page import maintenance_report
-from writer_jobs.maintenance.gauges import HealthGauges
+from writer_jobs.maintenance.gauges import record_health, record_maintenance
+from writer_jobs.streaming.feed_metrics import FeedProgress
 
 pytestmark = needs_promtool
 
@@ -45,6 +48,10 @@ Expected = dict[tuple[str, int], Figures]
 def table_value(value: float) -> Figures:
     """Return the figures of an expression with one series for each table."""
     return {f'{{table="{TABLE}"}}': value}
+
+
+def feed_value(value: float) -> Figures:
+    return {f'{{source="orders", table="{TABLE}"}}': value}
 
 
 def by_state(**values: float) -> Figures:
@@ -76,8 +83,11 @@ class Prometheus:
             ]
         }
 
-    def differences(self, expected: Expected) -> str:
-        """Return promtool's report on rounded values that differ, or an empty string; shares are in percent."""
+    def differences(self, expected: Expected, *, rules: Path | None = None, evaluate_every: int = 1) -> str:
+        """Return promtool's report on rounded values that differ, or an empty string; shares are in percent.
+
+        ``rules`` is a file with rules, which are evaluated every ``evaluate_every`` minutes; by default there are none.
+        """
         checks = [
             {
                 "expr": f"round({expression} * {100 if ' / ' in expression else 1})",
@@ -93,7 +103,14 @@ class Prometheus:
             for name in sorted({name for scrape in scrapes.values() for name in scrape})
         ]
         test = {"interval": "1m", "input_series": series, "promql_expr_test": checks}
-        return promtool(self.folder, "test", {"tests": [test]})
+        content: dict[str, Any] = {"tests": [test]}
+        if rules is not None:
+            groups = yaml.safe_load(rules.read_text(encoding="utf-8"))["groups"]
+            content["rule_files"] = [str(rules)]
+            # By default promtool's order is random, but rules use the results of those before them.
+            content["group_eval_order"] = [group["name"] for group in groups]
+            content["evaluation_interval"] = f"{evaluate_every}m"
+        return promtool(self.folder, "test", content)
 
     @contextmanager
     def nightly_job(self, name: str, minute: int) -> Iterator[MetricsExporter]:
@@ -112,18 +129,24 @@ class Prometheus:
         self.minute += 1
         scrape()
 
-    def serve(self, minute: int, exporter: MetricsExporter) -> None:
+    def serve(self, minute: int, exporter: MetricsExporter, *, has_creation_times: bool = True) -> None:
         """Scrape a job that serves its metrics, at this minute."""
         self.minute = minute
-        self.scrape("stream:9464", generate_latest(exporter.registry).decode())
+        lines = generate_latest(exporter.registry).decode().splitlines(keepends=True)
+        self.scrape("stream:9464", "".join(line for line in lines if has_creation_times or "_created" not in line))
 
-    def maintain(self, exporter: MetricsExporter) -> None:
-        """Export the metrics of a maintained table, which has 21 files afterwards."""
-        gauges, report = HealthGauges(exporter.registry), maintenance_report()
+    def maintain(self, *, pin_expires_in: timedelta | None = timedelta(hours=3)) -> None:
+        """Record the metrics of a maintained table, which has 21 files and a pin afterwards; None: no pin."""
+        report = maintenance_report()
         assert report.after is not None
         measured_at = datetime.fromtimestamp(self.minute * 60, UTC)
-        gauges.update(replace(report.after, measured_at=measured_at), report.findings_after)
-        gauges.count(report)
+        expiry = None if pin_expires_in is None else measured_at + pin_expires_in
+        record_health(replace(report.after, measured_at=measured_at, next_pin_expiry=expiry), report.findings_after)
+        record_maintenance(report)
+
+    def apply_batch(self, *, lag_minutes: int, trigger: str = "10 seconds") -> None:
+        """Record that a stream has applied changes up to a time in the past."""
+        FeedProgress(TABLE, "orders", trigger).record((self.minute - lag_minutes) * 60.0)
 
 
 def _values(scrapes: Mapping[int, Mapping[str, float]], name: str, end: int) -> str:
@@ -146,7 +169,9 @@ def _values(scrapes: Mapping[int, Mapping[str, float]], name: str, end: int) -> 
 @pytest.fixture
 def prometheus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Prometheus:
     prometheus = Prometheus(tmp_path)
-    monkeypatch.setattr("prometheus_client.metrics.time", SimpleNamespace(time=lambda: prometheus.minute * 60.0))
+    clock = SimpleNamespace(time=lambda: prometheus.minute * 60.0)
+    for module in ("prometheus_client.metrics", "lock_manager.lock_metrics"):
+        monkeypatch.setattr(f"{module}.time", clock)
     return prometheus
 
 
@@ -168,8 +193,10 @@ def write(*, commits: int, grouped: int = 0, end: Event = Event.RELEASED, gives_
     if end is Event.LOST:
         emit(Event.REFUSED, TABLE, error="LockLostError")
         emit(Event.FELL_BACK, TABLE)
+        emit(Event.INTENT_SETTLED, TABLE)
     if gives_up:
         emit(Event.QUEUED, TABLE)
+        emit(Event.UNAVAILABLE, TABLE, error="EnsembleUnavailableError")
         emit(Event.GAVE_UP, TABLE, seconds=2.0)
 
 
@@ -204,6 +231,8 @@ HISTORY: dict[str, Figures] = {
     # The report has 120.5, which is rounded up.
     "Commits by day A": table_value(121),
 }  # fmt: skip
+COORDINATOR_FAILURE = f'{{error="EnsembleUnavailableError", table="{TABLE}"}}'
+SETTLED_INTENT = f'{{outcome="settled", table="{TABLE}"}}'
 REFUSED_COMMIT = f'{{error="LockLostError", table="{TABLE}"}}'
 
 
@@ -236,9 +265,9 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
         if minute == FIRST_NIGHT:
             with prometheus.nightly_job("other.prom", minute):
                 write(commits=1, grouped=2)
-        with prometheus.nightly_job("maintain.prom", minute) as exporter:
+        with prometheus.nightly_job("maintain.prom", minute):
             if minute != THIRD_NIGHT:
-                prometheus.maintain(exporter)
+                prometheus.maintain()
     first_night = {
         **LOCK_TIMES, **HEALTH, **HISTORY, **maintenance_figures(1),
         "Waiting and holding requests A": NO_SERIES,
@@ -249,6 +278,12 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
         "Lost holds and fallbacks A": NO_SERIES,
         "Lost holds and fallbacks B": NO_SERIES,
         "Refused commits A": NO_SERIES,
+        "Oldest waiting request A": NO_SERIES,
+        "Failures of the coordinator A": NO_SERIES,
+        "Unfinished intents A": NO_SERIES,
+        "Lag of feeds A": NO_SERIES,
+        # Expires three hours after the measurement.
+        "Time until the next pin expires A": table_value(151 * 60),
         # Measured at minute 61, evaluated at minute 90.
         "Time since the last measurement A": table_value(29 * 60),
     }  # fmt: skip
@@ -258,6 +293,7 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
         "Lost holds and fallbacks A": table_value(1),
         "Lost holds and fallbacks B": table_value(1),
         "Refused commits A": {REFUSED_COMMIT: 1},
+        "Unfinished intents A": {SETTLED_INTENT: 1},
     }
     third_night = {
         **first_night, **dict.fromkeys(HISTORY, NO_SERIES), **maintenance_figures(0),
@@ -267,6 +303,9 @@ def run_three_nights(prometheus: Prometheus) -> Expected:
         "Lost holds and fallbacks A": table_value(0),
         "Lost holds and fallbacks B": table_value(0),
         "Refused commits A": {REFUSED_COMMIT: 0},
+        "Failures of the coordinator A": {COORDINATOR_FAILURE: 1},
+        "Unfinished intents A": {SETTLED_INTENT: 0},
+        "Time until the next pin expires A": NO_SERIES,
         "Time since the last measurement A": table_value((29 + DAY) * 60),
     }  # fmt: skip
     lost_holds = ("Lost holds and fallbacks A", "Lost holds and fallbacks B")
@@ -319,6 +358,7 @@ def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) 
     with MetricsExporter("0") as exporter:
         prometheus.serve(0, exporter)
         write(commits=1)
+        prometheus.apply_batch(lag_minutes=2)
         prometheus.serve(10, exporter)
         write(commits=2)
         prometheus.serve(100, exporter)
@@ -330,7 +370,7 @@ def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) 
         prometheus.minute = 110
         write(commits=0, end=Event.LOST, gives_up=True)
         prometheus.serve(110, exporter)
-        prometheus.maintain(exporter)
+        prometheus.maintain()
         prometheus.serve(111, exporter)
     prometheus.minute = 112
     prometheus.scrape("stream:9464", "")
@@ -340,7 +380,8 @@ def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) 
         write(commits=1)
         prometheus.serve(116, exporter)
 
-    requests_panel = "Waiting and holding requests A"
+    requests_panel, oldest_panel = "Waiting and holding requests A", "Oldest waiting request A"
+    lag_panel = "Lag of feeds A"
     # The figures include events of the first process, which has ended.
     final_figures = {
         **LOCK_TIMES, **HEALTH, **maintenance_figures(1),
@@ -351,6 +392,9 @@ def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) 
         "Lost holds and fallbacks A": table_value(1),
         "Lost holds and fallbacks B": table_value(1),
         "Refused commits A": {REFUSED_COMMIT: 1},
+        "Failures of the coordinator A": {COORDINATOR_FAILURE: 1},
+        "Unfinished intents A": {SETTLED_INTENT: 1},
+        "Time until the next pin expires A": table_value(170 * 60),
         "Time since the last measurement A": table_value(10 * 60),
     }  # fmt: skip
     expected = (
@@ -358,7 +402,13 @@ def test_panels_show_a_job_that_serves_and_is_restarted(prometheus: Prometheus) 
         | figures_at(50, LOCK_TIMES | {"Commits A": table_value(1)})
         | figures_at(90, {"Commits A": table_value(0), requests_panel: by_state(waiting=0, holding=0)})
         | figures_at(105, {"Commits A": table_value(2), requests_panel: by_state(waiting=1, holding=0)})
-        | figures_at(106, {requests_panel: by_state(waiting=0, holding=1)})
+        # Requested at minute 100.
+        | figures_at(105, {oldest_panel: table_value(5 * 60)})
+        | figures_at(106, {requests_panel: by_state(waiting=0, holding=1), oldest_panel: NO_SERIES})
+        # At minute 0 a batch has applied changes up to 2 minutes before.
+        | figures_at(50, {lag_panel: feed_value(52 * 60)})
+        # The lag also grows after the end of the process.
+        | figures_at(113, {lag_panel: feed_value(115 * 60)})
         | figures_at(111, HISTORY)
         | figures_at(120, final_figures)
     )
