@@ -14,7 +14,7 @@ import logging
 import signal
 import sys
 
-from lock_manager import LockSettings, SluiceError
+from lock_manager import LockSettings, SluiceError, tracing
 from lock_manager.guard.automatic_ticket import AutomaticTickets
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guard_server import ANSWER_SECONDS, GuardServer
@@ -27,6 +27,7 @@ def main() -> int:
     # Ctrl-C in a shell is for the statement that runs. The agent ends with its driver.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="sluice agent: %(levelname)s %(message)s")
+    tracing.start_sdk()
     driver = json.loads(sys.stdin.readline())
     refusal = Releases(**driver["releases"]).refusal(driver["conf"].get(ALLOW_UNTESTED, "false"))
     if refusal is not None:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Generic, Self, TypeVar
 
+from lock_manager import tracing
 from lock_manager.coordinator import Intents
 from lock_manager.errors import LockError, LockLostError, LockNotHeldError
 from lock_manager.events import Event, emit
@@ -118,6 +119,9 @@ class BaseHold(ABC, Generic[_I]):
         #: The acquire count at the beginning of each entered ``with`` block.
         self._block_counts: list[int] = []
         self._closed_in_block = False
+        self._span = tracing.NO_SPAN
+        #: Undoes that the span is current.
+        self._span_token: Any = None
 
     # -- parts of the coordinator ---------------------------------------------------------------------------------
 
@@ -243,6 +247,19 @@ class BaseHold(ABC, Generic[_I]):
             emit(Event.ACQUIRED, table, seconds=self.waited_seconds)
         self._start_checks()
 
+    def begin_span(self, parent: tracing.Span) -> None:
+        """Start the span of the hold, which ends with the hold and is current in the outermost ``with`` block."""
+        self._span = tracing.start(
+            "hold",
+            {"sluice.lock.scope": self.resource, "sluice.hold_id": self.hold_id, "sluice.lock.token": self.token},
+            parent=parent,
+        )
+        if self.over:
+            self._end_span()
+
+    def _end_span(self) -> None:
+        self._span.end(self._lost_error() if self.lost else None)
+
     def release(self) -> None:
         """Release the lock; see :meth:`lock_manager.coordinator.Hold.release`."""
         self._check_usable()
@@ -279,6 +296,8 @@ class BaseHold(ABC, Generic[_I]):
         self._report_end(Event.RELEASED)
 
     def __enter__(self) -> Self:
+        if not self._block_counts:
+            self._span_token = self._span.attach()
         self._block_counts.append(self._acquire_count)
         return self
 
@@ -291,6 +310,10 @@ class BaseHold(ABC, Generic[_I]):
                 raise
             # The caller sees the body's exception, with the release's as a note.
             error.add_note(f"while the lock on {self.resource} was released: {problem}")
+        finally:
+            # After the release, which an interrupt here must not prevent.
+            if not self._block_counts:
+                tracing.detach(self._span_token)
 
     def _leave_block(self, count: int) -> None:
         """Release the lock for a block, unless its body did."""
@@ -331,6 +354,7 @@ class BaseHold(ABC, Generic[_I]):
         return LockNotHeldError(f"the lock on {self.resource} was released", resource=self.resource)
 
     def _report_end(self, event: Event) -> None:
+        self._end_span()
         if not self.reports_end:
             return
         for table in self.scope:

@@ -12,10 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from lock_manager import tracing
 from lock_manager.base_hold import BaseHold
 from lock_manager.coordinator import Cancellation, Hold, Offer
 from lock_manager.deadline import Deadline
-from lock_manager.errors import ClosedError, ContenderGoneError, LockCancelledError, LockNotHeldError, UnguardedError
+from lock_manager.errors import (
+    ClosedError,
+    ContenderGoneError,
+    EnsembleRefusedError,
+    EnsembleUnavailableError,
+    LockCancelledError,
+    LockNotHeldError,
+    UnguardedError,
+)
 from lock_manager.events import Event, emit
 from lock_manager.guard_registry import guard_is_installed
 from lock_manager.nesting import REGISTRY, find_covering_hold
@@ -36,6 +45,7 @@ class AcquireRequest:
         cancellation: Ends the wait with LockCancelledError.
         offer: Append that a holder may commit for the requester while it waits; None for none.
         needs_exclusion: Whether the requester relies on the lock; see :meth:`BaseManager.acquire_all`.
+        parent: Parent of the spans of the wait and the hold.
 
     """
 
@@ -44,6 +54,7 @@ class AcquireRequest:
     cancellation: Cancellation
     offer: Offer | None = None
     needs_exclusion: bool = True
+    parent: tracing.Span = tracing.NO_SPAN
 
     @property
     def resource(self) -> str:
@@ -68,6 +79,9 @@ class BaseAcquisition(Protocol):
 
 class ManagedHold(Hold, Protocol):
     """A hold that its manager can end."""
+
+    def begin_span(self, parent: tracing.Span) -> None:
+        """Start the span of the hold; see :meth:`.BaseHold.begin_span`."""
 
     def close(self) -> None:
         """End the hold because its manager was closed. An entered block sees a loss."""
@@ -223,6 +237,7 @@ class BaseManager(ABC, Generic[_H, _A]):
             cancellation=cancellation or Cancellation(),
             offer=offer,
             needs_exclusion=needs_exclusion,
+            parent=tracing.current(),
         )
         acquisition = self._new_acquisition(request, Deadline(seconds))
         return self._isolation.run(
@@ -239,6 +254,10 @@ class BaseManager(ABC, Generic[_H, _A]):
         except ClosedError:
             if request.cancellation.requested.is_set():
                 raise LockCancelledError(resource=request.resource) from None
+            raise
+        except (EnsembleUnavailableError, EnsembleRefusedError) as error:
+            for table in request.scope:
+                emit(Event.UNAVAILABLE, table, error=type(error).__name__)
             raise
 
     def _acquire_in(self, acquisition: _A, thread: threading.Thread) -> _H:
@@ -275,15 +294,23 @@ class BaseManager(ABC, Generic[_H, _A]):
                 self._acquisitions.remove(acquisition)
 
     def _queue_up(self, acquisition: _A, thread: threading.Thread) -> _H:
-        for table in acquisition.request.scope:
+        request = acquisition.request
+        for table in request.scope:
             emit(Event.QUEUED, table)
-        try:
-            return self._hold_of(acquisition, thread)
-        except BaseException as error:
-            event = Event.DISMISSED if isinstance(error, ContenderGoneError) else Event.GAVE_UP
-            for table in acquisition.request.scope:
-                emit(event, table, seconds=acquisition.deadline.elapsed())
-            raise
+        with tracing.span("queue", {"sluice.lock.scope": request.resource}, parent=request.parent) as span:
+            try:
+                hold = self._hold_of(acquisition, thread)
+            except BaseException as error:
+                event = Event.DISMISSED if isinstance(error, ContenderGoneError) else Event.GAVE_UP
+                for table in request.scope:
+                    emit(event, table, seconds=acquisition.deadline.elapsed())
+                span.set({"sluice.lock.outcome": event.name.lower()})
+                # A holder has most likely committed the offer.
+                span.end(None if event == Event.DISMISSED else error)
+                raise
+            span.set({"sluice.lock.outcome": Event.ACQUIRED.name.lower()})
+        hold.begin_span(request.parent)
+        return hold
 
     def _hold_of(self, acquisition: _A, thread: threading.Thread) -> _H:
         try:

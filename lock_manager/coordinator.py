@@ -364,6 +364,17 @@ class LockManager(Protocol):
         """Close the manager."""
 
 
+class Follower(Protocol):
+    """A view of the locks of all tables that is read again and again; of one thread."""
+
+    def changes(self, seconds: float) -> list[TableLocks]:
+        """Return the tables that may have changed since the last call, after waiting for up to ``seconds``.
+
+        The first call returns all tables. It raises the errors of :class:`Inspector`; after an error the next call
+        returns what this call would have returned, too.
+        """
+
+
 class Inspector(Protocol):
     """A view of the locks of all tables, which can also remove a holder; also a context manager.
 
@@ -379,6 +390,9 @@ class Inspector(Protocol):
 
     def table(self, resource: TableResource) -> TableLocks:
         """Return one table; it has no entries if it was never locked."""
+
+    def follow(self) -> Follower:
+        """Return a follower of all tables. It lives as long as this inspector."""
 
     def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
         """Remove a holder, so that it is fenced and the next contender gets the lock.

@@ -13,7 +13,7 @@
     ├── LocalServerError (RuntimeError)            an embedded ZooKeeper did not start, or does not run
     ├── ClosedError (RuntimeError)                 the manager was closed, or belongs to the parent of a fork
     ├── NoChrootError (RuntimeError)               the chroot of the connection string does not exist
-    ├── MetricsError (RuntimeError)                metrics cannot be served
+    ├── MetricsError (RuntimeError)                metrics cannot be exported
     ├── PinError (ValueError)                      a pin that cannot be created, does not exist, or is no longer valid
     ├── NotStagedError (RuntimeError)              a write must run again, with the lock from its beginning
     └── LockError
@@ -190,7 +190,7 @@ class NoChrootError(SluiceError, RuntimeError):
 
 
 class MetricsError(SluiceError, RuntimeError):
-    """Metrics cannot be served: prometheus-client is missing, the port is taken, or the folder does not exist."""
+    """Metrics cannot be exported: a package is missing, the port is taken, or the folder does not exist."""
 
 
 class NotStagedError(SluiceError, RuntimeError):

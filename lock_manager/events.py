@@ -39,6 +39,13 @@ class Event(StrEnum):
     #: The commit guard refused a commit, which is made nevertheless in ``observe`` mode. ``error`` is the name of the
     #: error class.
     REFUSED = "refused"
+    #: An ``acquire``, the check of a commit, or the start of a job failed, because the coordinator did not answer or
+    #: refused. ``error`` is the name of the error class.
+    UNAVAILABLE = "unavailable"
+    #: A holder found an unfinished intent, and its version exists now.
+    INTENT_SETTLED = "intent settled"
+    #: A holder found an unfinished intent and could not settle it, so the intent stays for the next holder.
+    INTENT_LEFT = "intent left"
 
 
 class Observer(Protocol):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from lock_manager.times import time_of
 
 #: Name of the whole table among the names of partitions.
 WHOLE_TABLE = ""
@@ -108,10 +109,7 @@ class QueueEntry:
         This is the time that the contender stores, by the clock of its machine; :attr:`created_at` if it stores none. A
         hold stores its time after its first second.
         """
-        time = self.data.get("acquired_at" if self.holds else "requested_at")
-        if isinstance(time, int | float) and not isinstance(time, bool) and math.isfinite(time) and time > 0:
-            return float(time)
-        return self.created_at
+        return time_of(self.data.get("acquired_at" if self.holds else "requested_at")) or self.created_at
 
 
 def _is_below(inner: QueuedNode, outer: QueuedNode) -> bool:

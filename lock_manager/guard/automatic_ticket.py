@@ -19,8 +19,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from lock_manager import tracing
 from lock_manager.coordinator import Cancellation, Hold, LockManager
 from lock_manager.errors import LockNotHeldError, LockTimeoutError, NotStagedError, SluiceError
+from lock_manager.events import Event, emit
 from lock_manager.guard.guarded_block import GuardedBlock, is_definite
 from lock_manager.guard.table_reads import own_read_reason
 from lock_manager.guard.ticket import TURN_SECONDS, StagedCommit, staging_obstacle
@@ -154,11 +156,15 @@ class AutomaticTicket:
             return
         self._has_committed = True
         hold.record_commit(int(report["version"]), self.table)
+        unfinished_intents, event = intents.unfinished, Event.INTENT_SETTLED
         try:
             # The commit has the version that unfinished intents may name, so their puts can only fail.
             intents.clear()
         except SluiceError as error:
             log.info("unfinished intents of %s are left to the next holder: %s", self.table, error)
+            event = Event.INTENT_LEFT
+        for _ in unfinished_intents:
+            emit(event, self.table)
         if not report.get("keeps_lock"):
             self.end()
 
@@ -201,7 +207,10 @@ class AutomaticTicket:
         scope = TableScope.of(TableResource.of(self.table))
         seconds = self._manager.settings.timeout_seconds if self._waits else 0
         try:
-            with self._manager.acquire_all([scope], timeout_seconds=seconds, cancellation=self._cancellation) as hold:
+            with (
+                tracing.span("commit", {"sluice.table": self.table}, parent=tracing.parent_of_process()),
+                self._manager.acquire_all([scope], timeout_seconds=seconds, cancellation=self._cancellation) as hold,
+            ):
                 self._hold(hold)
         except SluiceError as error:
             if self._has_committed:

@@ -28,6 +28,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
+from lock_manager import tracing
 from lock_manager.errors import (
     EnsembleRefusedError,
     EnsembleUnavailableError,
@@ -41,6 +42,7 @@ from lock_manager.events import Event, emit
 from lock_manager.guard.automatic_ticket import AutomaticTicket, AutomaticTickets
 from lock_manager.guard.group_commit import GroupTerms, OfferedAppend, members_of
 from lock_manager.guard.guarded_block import PARTITIONS_SUFFIX, AllowedPut, GuardedBlock, check_versions
+from lock_manager.guard.put_spans import PutSpans
 from lock_manager.guard.ticket import Ticket
 from lock_manager.resources import canonical_table_uri
 from lock_manager.table_records.adoption import UNSET_PROPERTIES
@@ -58,10 +60,12 @@ class CommitGuard:
         observed: Number of refusals in ``observe`` mode, in which the driver commits nevertheless.
         automatic: Opens tickets for commits of threads that have neither a block nor a ticket; None: such commits are
             refused.
+        put_spans: Spans of the puts that the guard has allowed.
 
     """
 
     def __init__(self) -> None:
+        self.put_spans = PutSpans()
         self._lock = threading.Lock()
         self._blocks: dict[str, GuardedBlock] = {}
         self._tickets: dict[str, Ticket | AutomaticTicket] = {}
@@ -157,16 +161,18 @@ class CommitGuard:
             case "lock":
                 return {"turn": self._automatic_ticket(request).has_lock()}
             case "outcome":
+                self.put_spans.end([request])
                 ticket = self._ticket(request)
                 ticket.record_outcome(request)
                 if isinstance(ticket, AutomaticTicket) and ticket.has_ended:
                     self._end(ticket.name)
                 return {}
             case "end":
+                self.put_spans.end(request.get("puts", ()))
                 self._end(str(request["ticket"]), request.get("puts", ()))
                 return {}
             case "commit":
-                return self._allow_commit(request)
+                return self._trace_commit(request)
             case kind:
                 reason = (
                     f"the commit guard got a request of the unknown kind {kind!r}; use the log store's jar and the "
@@ -179,6 +185,21 @@ class CommitGuard:
         answer: dict[str, Any] = {"turn": ticket.has_turn(request)}
         if isinstance(ticket, Ticket) and ticket.is_member and ticket.committed is not None:
             answer["committed"] = ticket.committed["version"]
+        return answer
+
+    def _trace_commit(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer the request for a commit, in a span. A thread without a block or a granted ticket has no span."""
+        ticket = self._tickets.get(str(request.get("ticket")))
+        bound_blocks = self._bound_blocks(request) if ticket is None else [ticket.block]
+        block = bound_blocks[-1] if bound_blocks else None
+        if block is None:
+            return self._allow_commit(request)
+        block.end_phase(request.get("write"))
+        version = int(request["version"])
+        attributes = {"sluice.version": version, "sluice.operation": request.get("operation")}
+        with tracing.span("guard", attributes, parent=block.span):
+            answer = self._allow_commit(request)
+        self.put_spans.begin(str(request["attempt"]), version, block.span)
         return answer
 
     def _allow_commit(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,6 +235,7 @@ class CommitGuard:
                 covering.hold.intents_of(covering.table).settle([attempt])
             if not isinstance(error, EnsembleUnavailableError | EnsembleRefusedError):
                 raise
+            emit(Event.UNAVAILABLE, block.table, error=type(error).__name__)
             # Whether the hold stands is unknown, so the commit is refused as if it were lost.
             raise LockLostError(
                 resource=block.hold.resource, hold_id=block.hold.hold_id, reason=f"not confirmed: {error}"
@@ -223,6 +245,7 @@ class CommitGuard:
         answer: dict[str, Any] = {"holds": list(blocks_by_hold), "stamp": block.stamp(write_id)}
         if isinstance(ticket, Ticket):
             ticket.allow_members(members)
+            tracing.current().link(append.traceparent for append in members.values())
             answer["members"] = members_of(members.values())
         if isinstance(ticket, AutomaticTicket) and (restoration := ticket.restoration()) is not None:
             answer["restoration"] = restoration
@@ -284,14 +307,13 @@ class CommitGuard:
                     f"{commit} was not committed: its write holds only {granted.hold.resource}", resource=uri
                 )
             return [granted]
-        names = [name.removesuffix(PARTITIONS_SUFFIX) for name in (request.get("blocks") or "").split(",") if name]
-        if not names:
+        if not request.get("blocks"):
             raise LockNotHeldError(
                 f"{commit} was not committed: the thread is bound to no lock; write inside "
                 "`with locked(spark, table):`, in the same thread or a pyspark.InheritableThread",
                 resource=uri,
             )
-        blocks = [self._blocks[name] for name in dict.fromkeys(names) if name in self._blocks]
+        blocks = self._bound_blocks(request)
         covering = [block for block in blocks if block.table == uri]
         if not covering:
             resources = ", ".join(dict.fromkeys(block.hold.resource for block in blocks))
@@ -309,3 +331,8 @@ class CommitGuard:
                 resource=uri,
             )
         return exclusive
+
+    def _bound_blocks(self, request: Mapping[str, Any]) -> list[GuardedBlock]:
+        """Return the open blocks to which the thread of a commit is bound, the innermost last."""
+        names = [name.removesuffix(PARTITIONS_SUFFIX) for name in (request.get("blocks") or "").split(",")]
+        return [self._blocks[name] for name in dict.fromkeys(names) if name in self._blocks]

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from lock_manager import tracing
 from lock_manager.guard.write_attempt import WriteAttempt, too_old_reason
+from lock_manager.table_records.commit_stamp import TRACE_ID
 
 # Maximum total size of the members of a version, in characters.
 _MAX_SIZE = 1_000_000
@@ -38,6 +40,7 @@ class OfferedAppend:
         lines: Lines of the version file, without ``commitInfo``.
         info: Its ``commitInfo``.
         stamp: Further fields of its part of the commit stamp, such as ``job``.
+        traceparent: Span of the append (:attr:`.tracing.Span.traceparent`); None if none is recorded.
 
     """
 
@@ -48,10 +51,11 @@ class OfferedAppend:
     lines: tuple[str, ...]
     info: Mapping[str, Any]
     stamp: Mapping[str, Any]
+    traceparent: str | None = None
 
     @classmethod
     def of(cls, staged: Mapping[str, Any], attempt: WriteAttempt, note: Mapping[str, Any]) -> OfferedAppend:
-        """Return the append of an attempt.
+        """Return the append of an attempt, with the current span.
 
         Args:
             staged: The log store's description (``LightTransaction.java``).
@@ -59,7 +63,9 @@ class OfferedAppend:
 
         """
         fields = {**staged, "write_id": attempt.write_id, "begun_at": attempt.begun_at}
-        return cls.parse({**fields, "stamp": note})
+        span = tracing.current()
+        stamp = note if span.trace_id is None else {**note, TRACE_ID: span.trace_id}
+        return cls.parse({**fields, "stamp": stamp, "traceparent": span.traceparent})
 
     def data(self) -> dict[str, Any]:
         """Return JSON values that :meth:`parse` parses."""
@@ -81,6 +87,7 @@ class OfferedAppend:
             lines=tuple(map(str, data["lines"])),
             info=dict(data["info"]),
             stamp=dict(data["stamp"]),
+            traceparent=str(data["traceparent"]) if data.get("traceparent") else None,
         )
 
     @property

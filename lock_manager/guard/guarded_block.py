@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from lock_manager import tracing
 from lock_manager.coordinator import Hold
 from lock_manager.errors import LockNotHeldError, ResourceError, SluiceError, VersionTakenError
+from lock_manager.events import Event, emit
 from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.intents import NO_VERSION, Intent, version_to_fill
 from lock_manager.partitions import PartitionSchema, format_partitions, smallest_cover
@@ -55,6 +57,7 @@ class GuardedBlock:
         allowed_puts: Puts that the guard allowed in this block, by id of the attempt to put.
         refusal: Error with which the guard refuses every commit; None if the coordinator decides.
         has_new_metadata: Whether an allowed commit contained ``metaData`` other than UNSET TBLPROPERTIES.
+        span: Parent of the spans of the block's commits, current when the block was created.
 
     """
 
@@ -75,9 +78,11 @@ class GuardedBlock:
         self.allowed_puts: dict[str, AllowedPut] = {}
         self.refusal: SluiceError | None = None
         self.has_new_metadata = False
+        self.span = tracing.current()
         self._read_version: int | None = None
         self._fills = fills
         self._attempts: dict[str, tuple[WriteAttempt, bool]] = {}
+        self._phases: dict[str, tracing.Span] = {}
 
     @property
     def name(self) -> str:
@@ -93,17 +98,28 @@ class GuardedBlock:
         return GuardedBlock(self.hold, self.metadata, table=self.table, schema=self.schema, fills=fills)
 
     @contextmanager
-    def executing(self, attempt: WriteAttempt, *, stamps_note: bool) -> Iterator[None]:
+    def executing(
+        self, attempt: WriteAttempt, *, stamps_note: bool, phase: tracing.Span = tracing.NO_SPAN
+    ) -> Iterator[None]:
         """Allow the commit of an attempt while the block executes it.
 
-        With ``stamps_note`` the commit stamp contains the attempt's note. It is for operations whose commit cannot have
-        ``userMetadata``.
+        Args:
+            attempt: The attempt.
+            stamps_note: Whether the commit stamp contains the attempt's note. It is for operations whose commit cannot
+                have ``userMetadata``.
+            phase: Span that ends when the log store asks whether the commit may be made.
+
         """
         self._attempts[attempt.write_id] = (attempt, stamps_note)
+        self._phases[attempt.write_id] = phase
         try:
             yield
         finally:
-            del self._attempts[attempt.write_id]
+            del self._attempts[attempt.write_id], self._phases[attempt.write_id]
+
+    def end_phase(self, write_id: str | None) -> None:
+        """End the span that precedes the commit of an attempt, see :meth:`executing`."""
+        self._phases.get(write_id or "", tracing.NO_SPAN).end()
 
     def puts_of(self, write_id: str) -> set[str]:
         """Return the ids of the puts that the guard allowed for an operation attempt."""
@@ -237,21 +253,28 @@ class GuardedBlock:
         if not hold_intents.unfinished and not unanswered_intents:
             return False
         intents = [*hold_intents.read(), *unanswered_intents]
-        head = read_newest()
-        free_version = version_to_fill(intents, head)
-        if free_version is not None:
-            if head == NO_VERSION:
-                return False
-            head = fill(free_version, [intent.hold_id for intent in intents if intent.version > head])
-        hold_intents.settle(intent.attempt for intent in unanswered_intents if intent.version <= head)
-        hold_intents.clear()
+        outcome = Event.INTENT_LEFT
+        try:
+            head = read_newest()
+            free_version = version_to_fill(intents, head)
+            if free_version is not None:
+                if head == NO_VERSION:
+                    return False
+                head = fill(free_version, [intent.hold_id for intent in intents if intent.version > head])
+            hold_intents.settle(intent.attempt for intent in unanswered_intents if intent.version <= head)
+            hold_intents.clear()
+            outcome = Event.INTENT_SETTLED
+        finally:
+            for _ in intents:
+                emit(outcome, self.table)
         return True
 
     def stamp(self, write_id: str | None = None) -> dict[str, Any]:
         """Return the stamp of a commit in this block (``commitInfo.sluice``)."""
         attempt, stamps_note = self._attempts.get(write_id or "", (None, False))
         note = attempt.note if attempt is not None and stamps_note else {}
-        return stamp_of(self.hold, {**note, **self.metadata}, write_id=write_id, fills=self._fills)
+        trace_id = self.span.trace_id if self._fills is None else None
+        return stamp_of(self.hold, {**note, **self.metadata}, write_id=write_id, fills=self._fills, trace_id=trace_id)
 
 
 def check_versions(blocks: Iterable[GuardedBlock], version: int) -> None:

@@ -33,8 +33,8 @@ class WriteAttempt:
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> WriteAttempt:
         """Return a new attempt, which begins now and whose note contains this metadata (JSON values)."""
-        write_id = str(uuid.uuid4())
-        return cls(note_of_write(metadata, write_id), write_id, time.time())
+        write_id, begun_at = str(uuid.uuid4()), time.time()
+        return cls(note_of_write(metadata, write_id, begun_at), write_id, begun_at)
 
     def refuse_if_old(self, table: str, retention_seconds: float) -> None:
         """Raise NotStagedError if the attempt is too old, see :func:`too_old_reason`."""

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 
+from lock_manager import tracing
 from lock_manager.base_hold import HoldLife
 from lock_manager.base_manager import AcquireRequest
 from lock_manager.coordinator import WAITING_LOGGER
@@ -135,6 +136,7 @@ class Acquisition:
             contender = self._new_contender(scope)
             try:
                 if not self._join(contender):
+                    tracing.current().set({"sluice.lock.ahead": len(contender.ahead())})
                     self._wait(contender)
             except GoneError:
                 if self.request.offer is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self, TypeVar
@@ -15,6 +17,8 @@ from lock_manager.s3_lease.queue_object import FOLDER, QueueObject
 from lock_manager.s3_lease.state import Entry, Queue
 from lock_manager.s3_lease.store import ObjectStore
 from lock_manager.settings import LockSettings, bucket_and_prefix
+
+log = logging.getLogger(__name__)
 
 _R = TypeVar("_R")
 
@@ -48,16 +52,39 @@ class LeaseInspector:
 
     def tables(self) -> list[TableLocks]:
         """Return every table that was ever locked, sorted by URI. Takes a GET for each."""
-        self.ensemble_id()
-        keys = self._answer(lambda: self._store.keys(FOLDER))
-        with ThreadPoolExecutor(_PARALLEL_READS) as pool:
-            queues = pool.map(lambda key: self._answer(lambda: self._read(key)), keys)
-            return sorted((_table_locks(queue) for queue in queues if queue is not None), key=lambda table: table.name)
+        return sorted(self._changed_queues({}, skip_malformed=False), key=lambda table: table.name)
 
     def table(self, resource: TableResource) -> TableLocks:
         """Return one table; it has no entries if it was never locked."""
         self.ensemble_id()
         return _table_locks(QueueObject(self._store, resource.uri).refresh(Deadline(ANSWER_SECONDS), "read a queue"))
+
+    def follow(self) -> LeaseFollower:
+        """Return a follower of all tables. It leaves out objects that cannot be parsed, and logs them."""
+        return LeaseFollower(self._changed_queues)
+
+    def _changed_queues(self, known_etags: dict[str, str], *, skip_malformed: bool = True) -> list[TableLocks]:
+        """Return the tables whose objects have other ETags than the known ones, which are updated.
+
+        Takes a LIST, and a GET for each changed object.
+        """
+        self.ensemble_id()
+        etags = self._answer(lambda: self._store.etags(FOLDER))
+
+        def read(key: str) -> Queue | None:
+            try:
+                return self._answer(lambda: self._read(key))
+            except EnsembleFormatError as error:
+                if not skip_malformed:
+                    raise
+                log.warning("%s", error)
+                return None
+
+        keys = [key for key, etag in etags.items() if known_etags.get(key) != etag]
+        with ThreadPoolExecutor(_PARALLEL_READS) as pool:
+            queues = list(pool.map(read, keys))
+        known_etags |= {key: etags[key] for key in keys}
+        return [_table_locks(queue) for queue in queues if queue is not None]
 
     def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
         """Remove a holder; see :meth:`lock_manager.coordinator.Inspector.remove`."""
@@ -83,6 +110,28 @@ class LeaseInspector:
 
     def _answer(self, request: Callable[[], _R]) -> _R:
         return self._store.answered(request, Deadline(ANSWER_SECONDS), "read the locks")
+
+
+class LeaseFollower:
+    """Reads the changed objects at each call; implements :class:`lock_manager.coordinator.Follower`.
+
+    Holders and waiters renew their entries, so their objects change all the time.
+
+    Args:
+        read: Returns the tables whose objects have changed; see :meth:`LeaseInspector._changed_queues`.
+
+    """
+
+    def __init__(self, read: Callable[[dict[str, str]], list[TableLocks]]) -> None:
+        self._read = read
+        self._known_etags: dict[str, str] = {}
+        self._read_at = float("-inf")
+
+    def changes(self, seconds: float) -> list[TableLocks]:
+        """Return the tables that may have changed; see :meth:`lock_manager.coordinator.Follower.changes`."""
+        time.sleep(max(0.0, min(seconds, self._read_at + seconds - time.monotonic())))
+        self._read_at = time.monotonic()
+        return self._read(self._known_etags)
 
 
 def _table_locks(queue: Queue) -> TableLocks:

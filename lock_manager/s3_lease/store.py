@@ -159,9 +159,9 @@ class ObjectStore:
             raise self._refusal(error) from None
         return str(response["ETag"])
 
-    def keys(self, folder: str) -> list[str]:
-        """Return the keys of all objects below a folder."""
-        keys: list[str] = []
+    def etags(self, folder: str) -> dict[str, str]:
+        """Return the ETags of all objects below a folder, by key."""
+        etags: dict[str, str] = {}
         page: dict[str, Any] = {"NextContinuationToken": None}
         while "NextContinuationToken" in page:
             token = page["NextContinuationToken"]
@@ -170,8 +170,8 @@ class ObjectStore:
                 page = self._call("list_objects_v2", Prefix=self._prefix + folder, **continued)
             except _RefusedError as error:
                 raise self._refusal(error) from None
-            keys += [item["Key"].removeprefix(self._prefix) for item in page.get("Contents", ())]
-        return keys
+            etags |= {item["Key"].removeprefix(self._prefix): item["ETag"] for item in page.get("Contents", ())}
+        return etags
 
     def _call(self, name: str, **arguments: Any) -> Any:
         exceptions = _botocore_exceptions()

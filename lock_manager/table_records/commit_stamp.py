@@ -25,12 +25,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from lock_manager import tracing
 from lock_manager.coordinator import Hold
+from lock_manager.times import time_of
 
 RECORDS = "sluice"
 """Key of the stamp in ``commitInfo``, and of the note in ``userMetadata``."""
 # Keys of the stamp, of the note, or of both. They are stored in tables, so their names must not change.
-_COMMIT_ID, _ATTEMPT = "commit_id", "attempt"
+_COMMIT_ID, _ATTEMPT, _BEGUN_AT, _REQUESTED_AT = "commit_id", "attempt", "begun_at", "requested_at"
 EMPTY_COMMIT = "occupies"
 """Key of the stamp of an empty commit; its value has the ids of the holds whose unfinished intents the commit fills."""
 _EXCLUSIVE, _SHARED = "exclusive", "shared"
@@ -43,15 +45,18 @@ _LIGHT = "light"
 Its value is ``known`` if the commit began with a version that the driver knew, and ``listed`` if it listed the log.
 """
 # Keys of the stamp that describe the hold and the put. They are the same for all writers of a group commit.
-_HOLD_KEYS = ("hold", "ensemble", "nodes", "acquired_at", _ATTEMPT)
+_HOLD_KEYS = ("hold", "ensemble", "nodes", _REQUESTED_AT, "acquired_at", _ATTEMPT)
+TRACE_ID = "trace_id"
+"""Key of the stamp with the id of the OpenTelemetry trace of the commit; absent without a trace."""
 # A caller's metadata cannot set these keys of the stamp.
-_RESERVED = frozenset({_COMMIT_ID, EMPTY_COMMIT, _OBSERVED, GROUP, _LIGHT})
+_RESERVED = frozenset({_COMMIT_ID, EMPTY_COMMIT, _OBSERVED, GROUP, _LIGHT, _REQUESTED_AT, TRACE_ID})
 MAINTENANCE = "maintenance"
 """Key of the record of a commit of maintenance: the action and its subject."""
 CHANGES = "changes"
 """Key of the record of a commit that applied a batch of changes; its value is the batch's id."""
 _RUN = "run"
 """Key of the record of a commit of a run; its value has the run's id and the number of the commit."""
+_LINEAGE_RUN = "lineage_run"
 WATERMARK = "watermark"
 """Key of the record of a commit with rows of a stream: the event time up to which no timely row is missing.
 
@@ -69,8 +74,10 @@ class CommitStamp:
         tokens: Fencing tokens of the exclusive locks, by key of the locked node.
         shared_tokens: Fencing tokens of the shared locks, by key of the locked node.
         acquired_at: When the hold began, seconds since the epoch, by the writer's clock.
+        requested_at: When the lock was requested, by the same clock; None in commits of earlier releases.
         fenced: Whether the commit guard confirmed the hold before it allowed the commit. Otherwise the stamp is the
             writer's claim (see :func:`commit_metadata`).
+        trace_id: Id of the OpenTelemetry trace of the commit; None if none was recorded.
 
     """
 
@@ -82,6 +89,8 @@ class CommitStamp:
     acquired_at: float
     job: str | None = None
     fenced: bool = True
+    requested_at: float | None = None
+    trace_id: str | None = None
 
 
 def stamp_of(
@@ -90,6 +99,7 @@ def stamp_of(
     *,
     write_id: str | None = None,
     fills: Collection[str] | None = None,
+    trace_id: str | None = None,
 ) -> dict[str, Any]:
     """Return the stamp of a commit under this hold; :func:`parse_stamp` parses it.
 
@@ -97,18 +107,21 @@ def stamp_of(
         metadata: Further fields, such as ``job``; JSON values.
         write_id: Id of the operation attempt to which the commit belongs; None if it belongs to none.
         fills: For an empty commit: ids of the holds whose unfinished intents it fills.
+        trace_id: Id of the trace of the commit; None if none is recorded.
 
     """
     return {
         **{key: value for key, value in metadata.items() if key not in _RESERVED},
         **({} if write_id is None else {_COMMIT_ID: write_id}),
         **({} if fills is None else {EMPTY_COMMIT: list(fills)}),
+        **({} if trace_id is None else {TRACE_ID: trace_id}),
         "hold": hold.hold_id,
         "ensemble": hold.ensemble_id,
         "nodes": [
             {"key": key, "mode": _EXCLUSIVE if key in hold.exclusive_keys else _SHARED, "token": token}
             for key, token in hold.tokens.items()
         ],
+        _REQUESTED_AT: hold.requested_at,
         "acquired_at": hold.acquired_at,
     }
 
@@ -130,14 +143,23 @@ def parse_stamp(info: Mapping[str, Any]) -> CommitStamp | None:
             acquired_at=float(record["acquired_at"]),
             job=record.get("job"),
             fenced=fenced,
+            requested_at=time_of(record.get(_REQUESTED_AT)),
+            trace_id=None if TRACE_ID not in record else str(record[TRACE_ID]),
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def note_of_write(metadata: Mapping[str, Any], commit_id: str) -> dict[str, Any]:
-    """Return the note of a write: the caller's metadata (JSON values) and the unique id that finds its commit."""
-    return {**metadata, _COMMIT_ID: commit_id}
+def note_of_write(metadata: Mapping[str, Any], commit_id: str, begun_at: float) -> dict[str, Any]:
+    """Return the note of a write.
+
+    Args:
+        metadata: The caller's metadata; JSON values.
+        commit_id: The unique id that finds the commit.
+        begun_at: When the write began, seconds since the epoch.
+
+    """
+    return {**metadata, _COMMIT_ID: commit_id, _BEGUN_AT: round(begun_at, 3)}
 
 
 def note_as_user_metadata(note: Mapping[str, Any], user: str | None = None) -> str:
@@ -202,6 +224,11 @@ def commit_ids_of(info: Mapping[str, Any]) -> list[str]:
     return [str(commit_id) for commit_id in ids if commit_id is not None]
 
 
+def begun_at_of(info: Mapping[str, Any]) -> float | None:
+    """Return when the write of a commit began, seconds since the epoch; None if the commit does not record it."""
+    return time_of(_record_of(info, _BEGUN_AT))
+
+
 def batch_of(info: Mapping[str, Any]) -> str | None:
     """Return the id of the batch of changes that a commit applied, from its stamp or its note; None if it has none."""
     batch = _record_of(info, CHANGES)
@@ -225,6 +252,17 @@ def run_note(run_id: str, commit_number: int, commit_count: int, **fields: Any) 
 def run_of(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a run in a commit, from its stamp or its note; empty if it has none."""
     return _object(_record_of(info, _RUN))
+
+
+def lineage_note(run_id: str) -> dict[str, Any]:
+    """Return the record of a run of OpenLineage for the metadata of its commit; :func:`lineage_run_of` reads it."""
+    return {_LINEAGE_RUN: run_id}
+
+
+def lineage_run_of(info: Mapping[str, Any]) -> str | None:
+    """Return the id of the OpenLineage run that made a commit, from its stamp or its note; None if it has none."""
+    run_id = _record_of(info, _LINEAGE_RUN)
+    return None if run_id is None else str(run_id)
 
 
 def watermark_of(info: Mapping[str, Any]) -> tuple[datetime, str | None] | None:
@@ -272,5 +310,6 @@ def commit_metadata(hold: Hold, *, job: str | None = None) -> dict[str, str]:
         One key, ``sluice``, with a JSON object as text.
 
     """
-    stamp = stamp_of(hold, {_ATTEMPT: uuid.uuid4().hex, **({} if job is None else {"job": job})})
+    fields = {_ATTEMPT: uuid.uuid4().hex, **({} if job is None else {"job": job})}
+    stamp = stamp_of(hold, fields, trace_id=tracing.current().trace_id)
     return {RECORDS: json.dumps(stamp, separators=(",", ":"))}

@@ -156,7 +156,12 @@ def default_manager(spark: SparkSession) -> LockManager:
 
 
 def _install_guard(jvm: Any) -> GuardServer:
-    server = GuardServer(GUARD, GUARD.client_ended)
+    try:
+        server = GuardServer(GUARD, GUARD.client_ended)
+    except OSError as error:
+        raise GuardMissingError(
+            f"this process cannot create its socket in the folder for temporary files: {error}; set TMPDIR"
+        ) from error
     try:
         server.install(jvm)
     except Py4JJavaError as error:

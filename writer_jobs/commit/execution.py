@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-from lock_manager import LockManager
+from lock_manager import LockManager, tracing
 from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.table_records.commit_stamp import note_as_user_metadata
 from writer_jobs.commit.operation import Operation
@@ -20,6 +20,7 @@ from writer_jobs.delta.java_classes import log_store
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import WriteFailedError
+from writer_jobs.lineage.records import DatasetName
 
 _T = TypeVar("_T")
 
@@ -127,6 +128,7 @@ class WriterContext:
         table: Canonical URI, under which the table is locked.
         is_cancelled: Returns whether :meth:`LockedDeltaWriter.cancel` was called.
         cancellable: Returns a context that makes :meth:`LockedDeltaWriter.cancel` cancel an execution.
+        symlink: Name of the table in its catalog, for lineage events; None if it was not opened by such a name.
 
     """
 
@@ -136,6 +138,7 @@ class WriterContext:
     table: str
     is_cancelled: Callable[[], bool]
     cancellable: Callable[[Execution], AbstractContextManager[None]]
+    symlink: DatasetName | None = None
 
 
 class Execution:
@@ -157,6 +160,7 @@ class Execution:
         self._spark_context = context.spark.sparkContext
         self._tag = f"sluice-{self.attempt.write_id}"
         self._thread: WriteThread | None = None
+        self._attempt_count = 0
 
     @property
     def write_id(self) -> str:
@@ -166,17 +170,24 @@ class Execution:
     def new_attempt(self) -> WriteAttempt:
         """Begin another attempt, with a write id of its own, and return it."""
         self.attempt = WriteAttempt.of(self.metadata)
+        self._attempt_count += 1
         return self.attempt
+
+    def start_work_span(self) -> tracing.Span:
+        """Start the span of the current attempt: computing its rows and writing its files."""
+        return tracing.start("work", {"sluice.attempt": self._attempt_count, "sluice.write_id": self.write_id})
 
     def start(self, *, ticket: str | None = None, on_end: Callable[[], None] = lambda: None) -> WriteThread:
         """Write and commit, in a thread of its own that is bound to the attempt, and to a ticket if there is one.
 
         ``on_end`` is called in the thread when the write has ended.
         """
+        parent = tracing.current()
 
         def write() -> None:
             try:
-                self._write(ticket)
+                with parent.current():
+                    self._write(ticket)
             finally:
                 on_end()
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 
-from lock_manager import Hold, LockCancelledError, SluiceError
+from lock_manager import Hold, LockCancelledError, SluiceError, tracing
 from lock_manager.coordinator import Cancellation, Offer
 from lock_manager.deadline import Deadline
 from lock_manager.errors import ContenderGoneError, NotStagedError
@@ -87,9 +87,11 @@ class StagedWrite:
         if self._has_transaction():
             return self._result(None)
         with waiting_with(context.spark, self._ticket):
+            work = self._execution.start_work_span()
             thread = self._execution.start(ticket=self._ticket.name, on_end=self._cancellation.request)
             problem: BaseException | None = None
             thread.wait(lambda: self._ticket.staged is not None)
+            work.end(thread.failure)
             if not thread.has_ended:
                 try:
                     if thread.interrupt is not None or context.is_cancelled():
@@ -101,7 +103,8 @@ class StagedWrite:
                 refusal = problem if isinstance(problem, SluiceError) else LockCancelledError(resource=context.table)
                 self._ticket.refuse(refusal)
             # Delta does more after a commit; wait for that, too.
-            thread.wait(should_cancel=lambda: problem is not None)
+            with tracing.span("after") if self._ticket.committed is not None else nullcontext():
+                thread.wait(should_cancel=lambda: problem is not None)
             return self._conclude(thread, problem)
 
     def _commit(self, thread: WriteThread, lock_seconds: float, before_write: Callable[[Hold], None] | None) -> None:
@@ -146,10 +149,13 @@ class StagedWrite:
                 self._hold = hold
                 self.waited_seconds += hold.waited_seconds
                 note = job_note(context.spark, context.manager)
-                with guarded_commit(
-                    context.spark, hold, context.log, note, ticket, schema=target.schema, before_commit=before_write
-                ) as block:
-                    self._grant(block, thread)
+                with (
+                    tracing.start("gate") as gate,
+                    guarded_commit(
+                        context.spark, hold, context.log, note, ticket, schema=target.schema, before_commit=before_write
+                    ) as block,
+                ):
+                    self._grant(block, thread, gate)
         except SluiceError as error:
             if self._hold is None:
                 self.waited_seconds += waiting.elapsed()
@@ -160,11 +166,11 @@ class StagedWrite:
             # The commit passed while the hold stood. The next holder comes after it, even if the hold is lost now.
             log.warning("the commit to %s is stored, but its lock failed afterwards: %s", context.table, error)
 
-    def _grant(self, block: GuardedBlock, thread: WriteThread) -> None:
-        """Grant the ticket, and wait for the outcome of the put."""
+    def _grant(self, block: GuardedBlock, thread: WriteThread, gate: tracing.Span) -> None:
+        """Grant the ticket, and wait for the outcome of the put. ``gate`` ends when the guard is asked."""
         ticket, operation = self._ticket, self._execution.operation
         # Delta has no userMetadata for an operation other than df.write.
-        with block.executing(ticket.attempt, stamps_note=not operation.takes_metadata):
+        with block.executing(ticket.attempt, stamps_note=not operation.takes_metadata, phase=gate):
             try:
                 ticket.grant(block)
             finally:

@@ -298,6 +298,7 @@ def recorded_puts(spark: SparkSession, block: GuardedBlock, write_id: str | None
 
 def _puts_under(spark: SparkSession, hold: Hold) -> list[dict[str, Any]]:
     puts: list[dict[str, Any]] = json.loads(log_store(spark, "Attempts").of(hold.hold_id))
+    driver_guard.GUARD.put_spans.end(puts)
     return puts
 
 

@@ -113,9 +113,11 @@ class HeldWrite:
         """
         for attempt_number in range(1, _ATTEMPTS + 1):
             attempt, stamps_note = self._execution.new_attempt(), not self._operation.takes_metadata
-            with nullcontext() if self._block is None else self._block.executing(attempt, stamps_note=stamps_note):
+            work, block = self._execution.start_work_span(), self._block
+            with nullcontext() if block is None else block.executing(attempt, stamps_note=stamps_note, phase=work):
                 thread = self._execution.start()
                 thread.wait(should_cancel=self._should_cancel)
+            work.end(thread.failure)
             failure, interrupt = thread.failure, thread.interrupt
             is_last = (
                 attempt_number == _ATTEMPTS

@@ -14,6 +14,7 @@ from lock_manager import (
     LockCancelledError,
     SluiceError,
     UnsupportedLockError,
+    tracing,
 )
 from lock_manager.deadline import Deadline
 from lock_manager.errors import NotStagedError, VersionTakenError
@@ -29,6 +30,7 @@ from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.jvm_errors import error_reason, is_conflict
 from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.errors import RetriesExhaustedError, TableError, WriteConflictError
+from writer_jobs.lineage.write_run import WriteRun
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class LockedOperation:
     """One operation that writes under the lock.
 
     Attributes:
+        name: Name of the operation, such as ``merge``, for its span and its lineage events.
         operation_for: Returns the operation for a lock target and the state of the table, which is None if there is no
             table. It is called again if the table gets other partition columns before it is locked.
         options: Checked options of the caller.
@@ -54,6 +57,7 @@ class LockedOperation:
     """
 
     context: WriterContext
+    name: str
     operation_for: Callable[[LockTarget, TableState | None], Operation]
     find_partitions: PartitionFinder
     options: RewriteOptions
@@ -61,10 +65,29 @@ class LockedOperation:
 
     def run(self) -> CommitResult:
         """Write under the lock; see :meth:`LockedDeltaWriter.append` for the errors."""
+        lock = self.options.get("lock", "table")
+        attributes = {
+            "sluice.table": self.context.table,
+            "sluice.lock": lock if isinstance(lock, str) else "partitions",
+            "sluice.lock.during": self.options["lock_during"],
+        }
+        with tracing.span(self.name, attributes) as span, WriteRun(self.context, self.name) as run:
+            result = run.result = self._run(run)
+            span.set(
+                {
+                    "sluice.outcome": _outcome_of(result),
+                    "sluice.version": result.version,
+                    "sluice.rows": result.rows,
+                    "sluice.write_id": result.commit_id,
+                }
+            )
+            return result
+
+    def _run(self, run: WriteRun) -> CommitResult:
         context, options = self.context, self.options
         lock, lock_during = options.get("lock", "table"), options["lock_during"]
         lock_seconds = lock_deadline(options, context.manager).seconds
-        execution = Execution(context, options.get("metadata") or {})
+        execution = Execution(context, {**(options.get("metadata") or {}), **run.note})
         deadline = Deadline(lock_seconds)
         tries = _OPTIMISTIC_TRIES if self._is_optimistic else _TRIES
         with context.cancellable(execution):
@@ -74,6 +97,7 @@ class LockedOperation:
                 target = self._find_target(execution, "table" if is_last and lock == "partitions" else lock)
                 snapshot = context.log.known_snapshot()
                 execution.operation = self.operation_for(target, snapshot.state)
+                run.start(execution.operation)
                 if context.is_cancelled():
                     raise LockCancelledError(resource=context.table)
                 if lock_during == "commit" and self._may_be_staged(execution.operation):
@@ -228,6 +252,12 @@ class LockedOperation:
             # The release came too late, but the commit was confirmed while the hold stood.
             log.warning("the write to %s has ended, but its lock failed afterwards: %s", context.table, error)
         return result
+
+
+def _outcome_of(result: CommitResult) -> str:
+    if result.already_committed:
+        return "already_committed"
+    return "unchanged" if result.version is None else "committed"
 
 
 class _FasterWriterError(Exception):
