@@ -23,7 +23,7 @@ unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all quick lint types format check test-s3 matrix soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-changes bench-late-rows bench-snapshots bench-maintenance bench-lock bench-scale dist lock clean
+.PHONY: help setup demo test test-all quick lint types format check test-s3 matrix soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-kafka bench-changes bench-late-rows bench-snapshots bench-maintenance bench-lock bench-scale bench-platforms bench-ui bench-tracing dist lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,7 +89,7 @@ test-s3: $(LOG_STORE) ## The tests on S3 against your own S3 (SLUICE_TEST_S3_END
 matrix: $(LOG_STORE) ## Test each pair of Spark and Delta in an environment of its own; 7 minutes each (ARGS="4.1/4.2.0")
 	@$(PY) scripts/matrix.py $(ARGS)
 
-soak: $(LOG_STORE) ## The long soaks, on ZooKeeper containers if Docker answers (an hour; ARGS="-k violation")
+soak: $(LOG_STORE) ## The long soaks, on ZooKeeper containers if Docker answers (hours; ARGS="-k violation")
 	@$(PY) -m pytest -m soak -s tests $(ARGS)
 
 zookeeper-image: $(LOG_STORE) ## Build the ZooKeeper image of the tests on this machine, for Docker without a registry
@@ -129,8 +129,20 @@ bench-lock: $(LOG_STORE) $(ARCHIVES) ## The lock compared with kazoo's and Curat
 	@$(PY) benchmarks/lock.py $(ARGS)
 	@$(PY) benchmarks/guard.py $(ARGS)
 
+bench-kafka: $(LOG_STORE) $(ARCHIVES) ## The lag of cdc.py behind a Kafka topic, compared with a plain Delta MERGE; ten minutes (ARGS="--rate 500")
+	@$(PY) benchmarks/kafka_lag.py $(ARGS)
+
 bench-scale: $(LOG_STORE) $(ARCHIVES) ## Many contenders, tables, versions, files: seconds and memory (ARGS="--part files --files 10000 200000")
 	@$(PY) benchmarks/scale.py $(ARGS)
+
+bench-platforms: $(LOG_STORE) $(ARCHIVES) ## Five writers on HDFS, with Kerberos and on YARN, compared with local drivers (ARGS="--rounds 1")
+	@$(PY) benchmarks/platforms.py $(ARGS)
+
+bench-ui: $(LOG_STORE) $(ARCHIVES) ## sluice ui with 1,000 tables: the first page, and its requests to ZooKeeper (ARGS="--tables 100")
+	@$(PY) benchmarks/ui.py $(ARGS)
+
+bench-tracing: $(LOG_STORE) $(ARCHIVES) ## The cost of OpenTelemetry traces in an append, and a picture of one trace (ARGS="--rounds 20")
+	@$(PY) benchmarks/tracing.py $(ARGS)
 
 dist: $(LOG_STORE) ## The zip for spark-submit --py-files, in build/
 	@$(VENV)/bin/sluice dist

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+RESAMPLES = 2000
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -24,6 +27,24 @@ def cpu_seconds(jvm: int) -> float:
 
 def percentile(values: list[float], fraction: float) -> float:
     return sorted(values)[min(len(values) - 1, int(fraction * len(values)))]
+
+
+def named(name: str, values: dict[str, float]) -> dict[str, float]:
+    return {f"{name}_{kind}": value for kind, value in values.items()}
+
+
+def ratio(values: list[float], plain: list[float], figure: Callable[[Iterable[float]], float]) -> dict[str, float]:
+    """Return the ratio of a figure of two lists of the same rounds, and its interval."""
+    generator = random.Random(1)  # noqa: S311 (reproducible, not secret)
+    ratios = []
+    for _ in range(RESAMPLES):
+        sample = [generator.randrange(len(values)) for _ in values]
+        ratios.append(figure(values[i] for i in sample) / max(figure(plain[i] for i in sample), 1 / TICKS))
+    return {
+        "ratio": figure(values) / max(figure(plain), 1 / TICKS),
+        "low": percentile(ratios, 0.025),
+        "high": percentile(ratios, 0.975),
+    }
 
 
 def save(output: Path, figures: Any) -> None:

@@ -27,20 +27,11 @@ from kazoo.client import KazooClient
 from lock_manager import TableResource, ZookeeperLockManager
 from lock_manager.testing.embedded import EmbeddedZooKeeper, find_java, find_spark_jars
 from lock_manager.zookeeper.znodes import table_node
+from tests.support.server_counters import REQUESTS, read_counters, requests_of
 
 TABLE = "s3://bench/table"
 KAZOO_PATH = "/bench/kazoo"
-SERVER_COUNTERS = ("zk_packets_received", "zk_sum_node_deleted_watch_count", "zk_sum_node_children_watch_count")
-
-
-def read_counters(zookeeper: EmbeddedZooKeeper) -> dict[str, float]:
-    total = dict.fromkeys(SERVER_COUNTERS, 0.0)
-    for server in zookeeper.servers:
-        for line in server.command(b"mntr").decode().splitlines():
-            name, _, value = line.partition("\t")
-            if name in total:
-                total[name] += float(value)
-    return total
+SERVER_COUNTERS = (REQUESTS, "zk_sum_node_deleted_watch_count", "zk_sum_node_children_watch_count")
 
 
 # -- uncontended -----------------------------------------------------------------------------------------------------
@@ -100,10 +91,10 @@ def uncontended(zookeeper: EmbeddedZooKeeper, rounds: int, per_round: int) -> li
             run(max(300, 3 * per_round))  # warm-up, mainly of the JVM
         for _ in range(rounds):
             for name, run in contestants.items():
-                start_count = read_counters(zookeeper)["zk_packets_received"]
+                start_count = requests_of(zookeeper)
                 seconds[name] += run(per_round)
                 # Reading the counters is one request to each server.
-                requests[name] += read_counters(zookeeper)["zk_packets_received"] - start_count - len(zookeeper.servers)
+                requests[name] += requests_of(zookeeper) - start_count - len(zookeeper.servers)
     curator.communicate()
     client.stop()
     client.close()
@@ -181,11 +172,11 @@ def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int
             while len(observer.get_children(node)) <= waiters:
                 time.sleep(0.05)
             time.sleep(0.5)  # until the last processes have set their watches
-            start_counts = read_counters(zookeeper)
+            start_counts = read_counters(zookeeper, SERVER_COUNTERS)
             released_at = time.monotonic()
             holder.release()
             rows = sorted(tuple(map(float, output.readline().split())) for output in outputs)
-            end_counts = read_counters(zookeeper)
+            end_counts = read_counters(zookeeper, SERVER_COUNTERS)
             fired_watches += sum(end_counts[name] - start_counts[name] for name in SERVER_COUNTERS[1:])
             in_order &= [row[1] for row in rows] == sorted(row[1] for row in rows)
             for _, held_at, next_released_at in rows:

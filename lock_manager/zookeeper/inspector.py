@@ -12,7 +12,9 @@ from lock_manager.errors import EnsembleRefusedError
 from lock_manager.queue_entry import QueueEntry, TableLocks
 from lock_manager.resources import TableResource
 from lock_manager.settings import LockSettings
+from lock_manager.signals import SignalIsolation
 from lock_manager.zookeeper import lock_root
+from lock_manager.zookeeper.follower import LockFollower
 from lock_manager.zookeeper.queue_reader import QueueReader
 from lock_manager.zookeeper.responses import failure_in, retry_unanswered
 from lock_manager.zookeeper.session import Session
@@ -38,6 +40,7 @@ class LockInspector:
     def __init__(self, settings: LockSettings, *, answer_seconds: float | None = None) -> None:
         self.settings = settings
         self._session = Session(settings)
+        self._isolation = SignalIsolation()
         self._reader = QueueReader(self._session)
         self._seconds = ANSWER_SECONDS if answer_seconds is None else answer_seconds
 
@@ -50,6 +53,7 @@ class LockInspector:
     def close(self) -> None:
         """End the session."""
         self._session.close()
+        self._isolation.close()
 
     def ensemble_id(self) -> str | None:
         """Return the UUID of the ensemble; None if no table was ever locked below this lock root."""
@@ -66,6 +70,10 @@ class LockInspector:
     def table(self, resource: TableResource) -> TableLocks:
         """Return one table, without entries if it was never locked."""
         return self._run(lambda deadline: self._reader.table(resource.key, deadline, uri=resource.uri))
+
+    def follow(self) -> LockFollower:
+        """Return a follower of all tables, which uses this inspector's session."""
+        return LockFollower(self._session, self._reader, self._run)
 
     def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
         """Delete all contenders of a holder or none; see :meth:`lock_manager.coordinator.Inspector.remove`.
@@ -101,8 +109,11 @@ class LockInspector:
             lock_root.read_ensemble_id(self._session, deadline)
             return query(deadline)
 
-        self._session.wait_for_connection(deadline)
-        return retry_unanswered(self._session, deadline, check_root_and_query, "read the locks")
+        def connect_and_query() -> _R:
+            self._session.wait_for_connection(deadline)
+            return retry_unanswered(self._session, deadline, check_root_and_query, "read the locks")
+
+        return self._isolation.run(connect_and_query)
 
     def _read_tables(self, deadline: Deadline) -> list[TableLocks]:
         root = self.settings.lock_root

@@ -30,6 +30,7 @@ from typing import Any
 from kazoo.exceptions import NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
+from lock_manager import tracing
 from lock_manager.coordinator import WAITING_LOGGER
 from lock_manager.deadline import Deadline
 from lock_manager.errors import (
@@ -194,6 +195,8 @@ class Acquisition:
                 return None
             predecessors = znodes.conflicting_predecessors(queues[index], entry.contender)
             if predecessors:
+                if joins:
+                    tracing.current().set({"sluice.lock.ahead": len(predecessors)})
                 self._leave_queues(index + 1)
                 if self._try_only or not self._wait_behind(predecessors[-1], entry):
                     # This takes some time beyond the deadline. In return the message names the holder.

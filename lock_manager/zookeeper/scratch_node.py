@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from kazoo.exceptions import NoNodeError, SessionExpiredError
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import NoChrootError
+from lock_manager.signals import SignalIsolation
 from lock_manager.zookeeper.responses import retry_unanswered
 from lock_manager.zookeeper.session import Session
 from lock_manager.zookeeper.znodes import parent_of, scratch_node_in
@@ -47,9 +48,17 @@ def nearest_node(session: Session, deadline: Deadline) -> str:
 
 
 def try_session(session: Session, deadline: Deadline, attempt: Callable[[], _T]) -> _T:
-    """Connect and return the result of ``attempt``; see :func:`retry_unanswered`, also for the errors."""
-    session.wait_for_connection(deadline)
-    return retry_unanswered(session, deadline, attempt, "try a session")
+    """Connect and return the result of ``attempt``; see :func:`retry_unanswered`, also for the errors.
+
+    In the main thread, the attempt is made in another thread; see :mod:`lock_manager.signals`.
+    """
+
+    def connect_and_try() -> _T:
+        session.wait_for_connection(deadline)
+        return retry_unanswered(session, deadline, attempt, "try a session")
+
+    with closing(SignalIsolation()) as isolation:
+        return isolation.run(connect_and_try)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from sluice.audit.log_folder import open_log
 from sluice.console import make_table, print_problems, table_console
 
 _ID_LENGTH = 8
-_COLUMNS = ("version", "time (UTC)", "operation", "rows", "job", "hold", "token", "ensemble", "engine")
+_COLUMNS = ("version", "time (UTC)", "operation", "rows", "job", "hold", "token", "ensemble", "trace", "engine")
 _NUMBER_COLUMNS = ("version", "rows", "token")
 _FOLDED_COLUMNS = ("operation", "job", "engine")
 # Minimum width of a console that shows the year.
@@ -61,8 +61,10 @@ def _commit_json(commit: LogCommit) -> dict[str, Any]:
         "ensemble": stamp.ensemble if stamp else None,
         "tokens": dict(stamp.tokens) if stamp else {},
         "shared_tokens": dict(stamp.shared_tokens) if stamp else {},
+        "requested_at": stamp.requested_at if stamp else None,
         "acquired_at": stamp.acquired_at if stamp else None,
         "commit_id": stamp.commit_id if stamp else None,
+        "trace_id": stamp.trace_id if stamp else None,
         "writers": [_writer_json(write) for write in commit.writes],
         "adopted_by": commit.adopted_by or None,
         "adopted_name": commit.adopted_name or None,
@@ -75,18 +77,26 @@ def _writer_json(write: LogCommit) -> dict[str, Any]:
         "commit_id": stamp.commit_id if stamp else None,
         "job": stamp.job if stamp else None,
         "rows": write.rows,
+        "begun_at": write.begun_at,
+        "lineage_run": write.lineage_run,
+        "trace_id": stamp.trace_id if stamp else None,
     }
 
 
 def print_log(location: str, commits: Sequence[LogCommit | str], console: Console) -> None:
     """Print a line for each version, with ids cut to 8 characters. Commits without the lock are yellow.
 
+    The ids of traces have a column if a commit has one.
+
     A version with the appends of several writers has a further line for each writer.
     """
     console = table_console(console)
     ensembles = {commit.stamp.ensemble for commit in commits if isinstance(commit, LogCommit) and commit.stamp}
     # A single ensemble is in the title and needs no column.
-    columns = [name for name in _COLUMNS if name != "ensemble" or len(ensembles) > 1]
+    hidden_columns = {"ensemble"} if len(ensembles) <= 1 else set()
+    if not any(_trace_cell(write) for commit in commits if isinstance(commit, LogCommit) for write in commit.writes):
+        hidden_columns.add("trace")
+    columns = [name for name in _COLUMNS if name not in hidden_columns]
     title = f"{location}, ensemble {min(ensembles)}" if len(ensembles) == 1 else location
     console.print(title, style="italic", soft_wrap=True)
     table = make_table(columns, right=_NUMBER_COLUMNS, no_wrap=set(columns).difference(_FOLDED_COLUMNS), padding=0)
@@ -124,6 +134,7 @@ def _cells(commit: LogCommit, time_format: str) -> dict[str, str]:
         "hold": stamp.hold[:_ID_LENGTH] if stamp.fenced else f"{stamp.hold[:_ID_LENGTH]}, not fenced",
         "token": f"{max(stamp.tokens.values() or tokens, default=0)}{suffix}",
         "ensemble": stamp.ensemble[:_ID_LENGTH],
+        "trace": "" if commit.group else _trace_cell(commit),
     }
 
 
@@ -134,7 +145,12 @@ def _writer_cells(number: int, write: LogCommit) -> dict[str, str]:
         "operation": f"writer {number}",
         "rows": _rows_text(write),
         "job": job or "",
+        "trace": _trace_cell(write),
     }
+
+
+def _trace_cell(write: LogCommit) -> str:
+    return (write.stamp.trace_id or "")[:_ID_LENGTH] if write.stamp else ""
 
 
 def _rows_text(commit: LogCommit) -> str:

@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
-from lock_manager.table_records.commit_stamp import CommitStamp, observed_refusal, parse_stamp, writer_infos
+from lock_manager.table_records.commit_stamp import (
+    CommitStamp,
+    begun_at_of,
+    lineage_run_of,
+    observed_refusal,
+    parse_stamp,
+    writer_infos,
+)
 from sluice.audit.log_folder import PARALLEL_READS, LogFolder
 from sluice.errors import AuditError
 
@@ -77,7 +84,9 @@ class LogCommit:
             number.
         observed: Name of the error with which the guard would have refused the commit; None unless the guard allowed it
             only because of the mode ``observe``.
+        begun_at: When the write began, seconds since the epoch; None if it is not recorded.
         stamp: The commit stamp; None if there is none.
+        lineage_run: Id of the OpenLineage run that made the commit; None if it made no events.
         adopted_by: Id of the adopting ensemble after this commit, "" for none; None if the commit has no ``metaData``.
         adopted_name: The adopted name after this commit, "" for none; None if the commit has no ``metaData``.
         group: For a version with the appends of several writers: a commit for each writer, the holder first, without
@@ -94,7 +103,9 @@ class LogCommit:
     operation: str | None = None
     rows: int | None = None
     observed: str | None = None
+    begun_at: float | None = None
     stamp: CommitStamp | None = None
+    lineage_run: str | None = None
     adopted_by: str | None = None
     adopted_name: str | None = None
     adds: tuple[DataFile, ...] = ()
@@ -232,7 +243,9 @@ def _parse_info(version: int, info: Mapping[str, Any], adds: Sequence[DataFile] 
         operation=info.get("operation"),
         rows=_row_count(info, adds),
         observed=observed_refusal(info),
+        begun_at=begun_at_of(info),
         stamp=parse_stamp(info),
+        lineage_run=lineage_run_of(info),
     )
 
 

@@ -45,10 +45,10 @@ class LogFolder(Protocol):
     uri: str
     options: dict[str, str]
 
-    def names(self) -> list[str]:
-        """Return the names of the files in the folder, sorted. The list is empty if there is no such folder.
+    def names(self, after: str = "") -> list[str]:
+        """Return the names of the files in the folder that sort after a name. Empty if there is no such folder.
 
-        On a disk it also contains the names of subfolders.
+        The list is sorted. On a disk it also contains the names of subfolders.
         """
 
     def read(self, name: str) -> bytes:
@@ -66,11 +66,16 @@ class LogFolder(Protocol):
 
 
 def open_log(
-    table: str | os.PathLike[str], options: Mapping[str, str] | None = None, *, folder: str = "_delta_log"
+    table: str | os.PathLike[str],
+    options: Mapping[str, str] | None = None,
+    *,
+    folder: str = "_delta_log",
+    client: Any = None,
 ) -> LogFolder:
     """Return a folder of the table at ``s3://``, ``s3a://``, ``file:`` or a local path.
 
-    ``options`` are storage options of ``deltalake``. Missing ones come from the environment (``AWS_*``).
+    ``options`` are storage options of ``deltalake``. Missing ones come from the environment (``AWS_*``). ``client`` is
+    a client of :func:`s3_client` that several folders share; by default the folder has its own.
 
     Raises:
         LogAccessError: The location is a URI of another scheme.
@@ -78,7 +83,7 @@ def open_log(
     """
     name = os.fspath(table)
     if (bucket_and_prefix := parse_s3(name)) is not None:
-        return _S3Log(*bucket_and_prefix, folder, dict(options or {}))
+        return _S3Log(*bucket_and_prefix, folder, dict(options or {}), client)
     if _SCHEME.match(name) and not name.lower().startswith("file:"):
         raise LogAccessError(f"{name!r}: only s3://, s3a://, file: and local paths can be read")
     path = canonical_table_uri(name).removeprefix("file:") if _SCHEME.match(name) else name
@@ -127,9 +132,9 @@ class _LocalLog:
         self._table = table
         self._folder = table / folder
 
-    def names(self) -> list[str]:
+    def names(self, after: str = "") -> list[str]:
         try:
-            return sorted(entry.name for entry in os.scandir(self._folder))
+            return sorted(entry.name for entry in os.scandir(self._folder) if entry.name > after)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -160,8 +165,11 @@ def s3_endpoint(options: Mapping[str, str]) -> str | None:
     return normalized.get("endpoint_url") or normalized.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL")
 
 
-def s3_client(options: Mapping[str, str]) -> Any:
-    """Return a boto3 client that uses the same store as ``deltalake`` with these storage options."""
+def s3_client(options: Mapping[str, str], **config: Any) -> Any:
+    """Return a boto3 client that uses the same store as ``deltalake`` with these storage options.
+
+    ``config`` has further options of botocore's ``Config``, such as time limits.
+    """
     import boto3  # noqa: PLC0415 (the import takes 0.4 s)
     from botocore.config import Config  # noqa: PLC0415
 
@@ -175,7 +183,9 @@ def s3_client(options: Mapping[str, str]) -> Any:
         aws_access_key_id=normalized.get("access_key_id"),
         aws_secret_access_key=normalized.get("secret_access_key"),
         aws_session_token=normalized.get("session_token") or normalized.get("token"),
-        config=Config(max_pool_connections=PARALLEL_READS, s3={"addressing_style": style} if endpoint else {}),
+        config=Config(
+            max_pool_connections=PARALLEL_READS, s3={"addressing_style": style} if endpoint else {}, **config
+        ),
     )
 
 
@@ -206,7 +216,7 @@ def _normalized_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 class _S3Log:
-    def __init__(self, bucket: str, prefix: str, folder: str, options: dict[str, str]) -> None:
+    def __init__(self, bucket: str, prefix: str, folder: str, options: dict[str, str], client: Any) -> None:
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
         self._bucket = bucket
         self._table = f"{prefix}/".lstrip("/")
@@ -215,10 +225,11 @@ class _S3Log:
         self.options = dict(options)
         if (s3_endpoint(options) or "").startswith("http://") and "allow_http" not in _normalized_options(options):
             self.options["AWS_ALLOW_HTTP"] = "true"
-        self._client = s3_client(options)
+        self._client = client or s3_client(options)
 
-    def names(self) -> list[str]:
-        return sorted(self._list(self._prefix, Delimiter="/"))
+    def names(self, after: str = "") -> list[str]:
+        start = {"StartAfter": self._prefix + after} if after else {}
+        return sorted(self._list(self._prefix, Delimiter="/", **start))
 
     def first_contents(self, names: Collection[str]) -> dict[str, bytes]:
         originals = {}

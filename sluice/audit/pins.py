@@ -58,13 +58,7 @@ def examine_pins(
     log = open_log(table, storage_options)
     existing_versions(log.names(), log.uri)
     folder = open_log(table, storage_options, folder=PINS_FOLDER)
-    pins, file_problems = [], []
-    for name in folder.names():
-        if name.endswith(".json") and not name.startswith("."):
-            try:
-                pins.append(Pin.from_text(folder.read(name).decode(errors="replace"), f"{PINS_FOLDER}/{name}"))
-            except PinError as error:
-                file_problems.append(str(error))
+    pins, file_problems = read_pins(folder)
     table_files, newest = (folder.files_of_table(), _newest_table(folder)) if pins else (set(), None)
     statuses = []
     for pin in pins:
@@ -72,6 +66,26 @@ def examine_pins(
         problem = None if has_expired else _pin_problem(folder, pin, table_files, newest)
         statuses.append(PinStatus(pin, has_expired, problem))
     return statuses, file_problems
+
+
+def read_pins(folder: LogFolder) -> tuple[list[Pin], list[str]]:
+    """Read the files of a table's folder of pins.
+
+    Returns:
+        The pins, ordered by name, and one sentence for each file that cannot be parsed as a pin.
+
+    Raises:
+        LogAccessError: The store cannot be listed or read.
+
+    """
+    pins, problems = [], []
+    for name in folder.names():
+        if name.endswith(".json") and not name.startswith("."):
+            try:
+                pins.append(Pin.from_text(folder.read(name).decode(errors="replace"), f"{PINS_FOLDER}/{name}"))
+            except PinError as error:
+                problems.append(str(error))
+    return pins, problems
 
 
 def pin_problems(pins: Iterable[PinStatus]) -> list[str]:

@@ -11,6 +11,7 @@ from sluice.commands import cluster, demo, operate, tables
 from sluice.commands.config import config
 from sluice.commands.ensemble import ensemble
 from sluice.commands.options import Commands
+from sluice.commands.ui import ui
 
 app = Commands(
     name="sluice",
@@ -47,6 +48,7 @@ def _sluice(
     [bold]sluice verify s3a://lake/flights[/]     check a Delta table, on S3 or on disk
     [bold]sluice log s3a://lake/flights[/]        list commits with their times and holds
     [bold]sluice status[/]                        list the holders and waiters of locks
+    [bold]sluice ui[/]                            show all tables, their holders and waiters in the browser
     [bold]sluice doctor[/]                        check the requirements of a locked write
     [bold]sluice ensemble ready[/]                check that all ZooKeeper servers are in sync
     [bold]sluice config from-stack[/]             write settings from a stack's outputs
@@ -68,6 +70,7 @@ for _name, _command in {
     "status": operate.status,
     "break": operate.break_lock,
     "doctor": operate.doctor,
+    "ui": ui,
     "jars": cluster.jars,
     "dist": cluster.dist,
     "submit-args": cluster.submit_args,

@@ -51,7 +51,7 @@ def scratch_objects(location: str, options: Mapping[str, str]) -> Callable[[], S
     if not uri.startswith("file:"):
         raise LogAccessError(
             f"{location!r}: only s3://, s3a://, file: and local paths can be checked; elsewhere the log store relies "
-            "on Delta's own store for that scheme (HDFS, ABFS, GCS)"
+            "on the store's own create or rename (HDFS, ABFS, GCS)"
         )
     return lambda: _LocalObject(Path(uri.removeprefix("file:")))
 

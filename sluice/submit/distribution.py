@@ -23,6 +23,8 @@ _OPTIONAL_PACKAGES = {"puresasl": "pure-sasl", "delta": "delta-spark"}
 # "connect" is Delta for Spark Connect: it needs gRPC, and cannot write with the lock.
 _EXCLUDED = frozenset({"__pycache__", "tests", "testing", "connect"})
 _SUFFIXES = frozenset({".py", ".typed"})
+# By default YARN runs a failed driver a second time. Other cluster managers ignore the setting.
+_ONE_ATTEMPT = {"spark.yarn.maxAppAttempts": "1"}
 # The oldest time of the zip format. A real time would change the bytes.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 
@@ -61,6 +63,8 @@ def submit_arguments(
     Quote them with :func:`shlex.join` to print them. The ``--conf`` arguments configure Delta and the guarded log store
     for jobs that start their own session. :func:`writer_jobs.build_session` does not need them. Omit them if the
     cluster's ``spark-defaults.conf`` sets other extensions or another catalog, because ``--conf`` replaces those.
+    Without ``lock``, one more makes YARN run a driver once: a job without ``--run-id`` that is run again adds its rows
+    a second time. A later ``--conf`` replaces it.
 
     Args:
         zip_path: A zip of :func:`build_zip`. By default a new one is built next to the folder of the jars.
@@ -76,6 +80,8 @@ def submit_arguments(
     settings = session_settings()
     if lock:
         settings |= plugin_settings(archive) | {"spark.sluice.lock": lock}
+    else:
+        settings |= _ONE_ATTEMPT
     if guard:
         settings["spark.sluice.guard"] = guard
     return [*jar_arguments(), "--py-files", str(archive), *conf_arguments(settings)]

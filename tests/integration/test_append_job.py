@@ -249,6 +249,15 @@ def test_rows_that_do_not_fit_are_exit_code_5_without_a_commit(
     assert report["error"] in failed.error
 
 
+def test_a_bad_argument_is_in_the_report(job: AppendDriver, tmp_path: Path) -> None:
+    report_file = tmp_path / "report.json"
+    failed = job.refuse(2, "'0' is not a whole number", "--commits", 0, "--report", report_file)
+    report = json.loads(report_file.read_text())
+    assert (report["exit_code"], report["table"], report["commits"]) == (2, None, [])
+    assert failed.error == f"append.py: {report['error']}\n"
+    assert report["started_at"] <= report["finished_at"]
+
+
 @pytest.mark.full
 def test_a_lock_timeout_is_exit_code_3(job: AppendDriver, make_rival: Callable[..., RivalManager]) -> None:
     with make_rival().acquire(job.uri):

@@ -74,8 +74,11 @@ def test_a_run_that_is_killed_twice_is_completed_once(
         return driver.start(source, "--commits", COMMITS, "--run-id", "killed", "--lock-timeout", 60)
 
     # Kill only the JVM, while the job holds the lock and has reported no commit. Python detects it.
-    killed_jvm = start()
-    driver.eventually(lambda: ("holding", 1) in killed_jvm, within=240, label="the first hold")
+    with driver.manager.acquire(f"file:{driver.table}"):
+        killed_jvm = start()
+        driver.eventually(lambda: driver.queue_length() == 2, within=240, label="the job in the queue")
+        # Without its JVM the job cannot commit.
+        killed_jvm.process.send_signal(signal.SIGSTOP)
     (holder,) = driver.manager.queue(f"file:{driver.table}")
     killed_jvm.process.kill()
     assert killed_jvm.wait() == -signal.SIGKILL

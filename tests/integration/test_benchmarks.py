@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from sluice.local.spark import FEW_ROWS, QUICK_JVM
+from tests.support.kdc import missing_requirement
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -45,6 +46,7 @@ COMMANDS = ("sluice verify", "sluice log", "sluice health")
 APPENDS = ("append, new driver", "append, same driver")
 STATUS_AND_APPEND = ("sluice status", "append")
 STATUS_AND_APPENDS = ("sluice status, no table locked", *APPENDS, "sluice status, each table locked")
+TRACES = ("off", "not sampled", "on")
 SMOKES = {
     "changes.py": Smoke(
         "--rows 100 --changes 100 --cells 0 --rounds 1 --warm-up 0", (("plain MERGE", "apply_changes"),)
@@ -59,6 +61,7 @@ SMOKES = {
     ),
     "granularity.py": Smoke("--writers 1,2 --commits 1 --work 0", (LOCKS * 2,)),
     "guard.py": Smoke("--commits 1 --warm-up 1", (("file", "s3a"),)),
+    "kafka_lag.py": Smoke("--rows 20 --rate 10 --seconds 2 --warm-up 0", (("cdc.py", "plain MERGE"),)),
     # The first 15,000 flights include the 15th of January, whose rows are late.
     "late_rows.py": Smoke(
         "--copies 1 --files 1 --rounds 1 --warm-up 0 --flights 15000", (("plain MERGE", "apply_rows"),)
@@ -83,6 +86,9 @@ SMOKES = {
         "--systems sluice deltalake --writers 1 --appends 1 --rounds 1 --warm-up 1 --s3-delay-ms 1",
         (("sluice", "deltalake"),),
     ),
+    "platforms.py": Smoke(
+        "--platforms standalone HDFS --writers 1 --commits 1 --warm-up 0 --rounds 1", (("standalone", "HDFS"),)
+    ),
     "s3_requests.py": Smoke(
         "--rounds 1",
         (
@@ -104,6 +110,11 @@ SMOKES = {
     "snapshots.py": Smoke(
         "--copies 1 --batches 2 --rounds 1 --warm-up 0 --moment 0.3 --flights 1000",
         (("rows_since", "filter over all data"),),
+    ),
+    "tracing.py": Smoke("--rounds 1 --warm-up 1", (TRACES, TRACES)),
+    "ui.py": Smoke(
+        "--tables 20 --contenders 5 --seconds 0.2",
+        (("none", "sluice ui", "status --watch --interval 2", "status --watch --interval 1"),),
     ),
 }
 LABELS_ALONE = (
@@ -148,6 +159,10 @@ LONGER_RUNS = {
         "--systems sluice-groups delta --storage s3 disk --writers 1 2 --appends 1 --rounds 1 --warm-up 1",
         (("sluice-groups", "delta") * 4,),
     ),
+    "platforms.py": Smoke(
+        "--writers 2 --commits 2 --warm-up 1 --rounds 2",
+        (("standalone", "HDFS", *(() if missing_requirement() else ("Kerberos",)), "YARN"),),
+    ),
     "scale.py": Smoke(
         "--contenders 1 2 --tables 1 2 --versions 3 4 --files 20 40",
         (STATUS_AND_APPEND, STATUS_AND_APPENDS, (*COMMANDS, *APPENDS, "take_pin"), (*COMMANDS, *APPENDS)),
@@ -156,15 +171,18 @@ LONGER_RUNS = {
 #: Programs that a benchmark, or a module of benchmarks, starts.
 STARTED_BY = {
     "CuratorBench.java": "lock.py",
+    "KafkaChanges.java": "kafka_lag.py",
     "contention_writer.py": "contention.py",
     "coordinators_writer.py": "coordinators.py",
+    "kafka_stock.py": "kafka_lag.py",
     "maintenance_appender.py": "maintenance.py",
     "peers/IcebergRest.java": "peers/iceberg_rest.py",
     "scale_operation.py": "scale.py",
     "peers/peers_writer.py": "peers/peers.py",
+    "trace_collector.py": "tracing.py",
 }
 #: Benchmarks with a test of their own.
-TESTED_SEPARATELY = {"contention_plot.py"}
+TESTED_SEPARATELY = {"contention_plot.py", "trace_plot.py"}
 #: Modules that benchmarks import.
 MODULES = {
     "bench_session.py",
@@ -279,6 +297,19 @@ def test_the_figures_of_contention_are_plotted(tmp_path: Path) -> None:
     picture = tmp_path / "contention.png"
     output_of(sys.executable, BENCHMARKS / "contention_plot.py", tmp_path / "contention.json", picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_trace_is_plotted(tmp_path: Path) -> None:
+    names = {"sluice.append": None, "sluice.queue": "sluice.append", "sluice.hold": "sluice.append"}
+    spans = [
+        {"name": name, "parent": parent, "start_ns": 1000 * number, "end_ns": 1_000_000 * (4 - number)}
+        for number, (name, parent) in enumerate(names.items())
+    ]
+    (tmp_path / "tracing.json").write_text(json.dumps({"trace": spans}))
+    picture = tmp_path / "trace.svg"
+    output_of(sys.executable, BENCHMARKS / "trace_plot.py", tmp_path / "tracing.json", picture)
+    text = picture.read_text()
+    assert [name in text for name in (">append<", "queue<", "hold<", "4.0 ms", "2.0 ms")] == [True] * 5
 
 
 def test_the_order_of_the_modes_of_contention_alternates() -> None:

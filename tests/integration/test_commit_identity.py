@@ -116,7 +116,7 @@ def test_an_empty_commit_does_not_prove_a_write_without_hold(table: Table, opera
     assert (table.version(), table.ids(), table.has_transaction()) == (version, [0, 1, 2], False)
     stamp = table.stamp(version)
     assert len(stamp["occupies"]) == 1
-    assert stamp.keys() == {"occupies", "job", "hold", "ensemble", "nodes", "acquired_at", "attempt"}
+    assert stamp.keys() == {"occupies", "job", "hold", "ensemble", "nodes", "requested_at", "acquired_at", "attempt"}
 
 
 @pytest.fixture

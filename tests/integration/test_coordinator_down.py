@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from lock_manager import (
     EnsembleRefusedError,
@@ -25,6 +26,7 @@ from lock_manager import (
     LockSettings,
     SluiceError,
     TableResource,
+    canonical_table_uri,
 )
 from lock_manager.managers import inspector_of, manager_of
 from lock_manager.testing.embedded import EmbeddedZooKeeper
@@ -220,6 +222,7 @@ class Job:
 
     def __init__(self, outage: Outage, table: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.outage, self.table = outage, table
+        self.metrics_file = source.with_name("job.prom")
         self._source, self._capsys = source, capsys
         self.files = self.existing_files()
 
@@ -230,8 +233,18 @@ class Job:
         """Run the job; return its exit code and its standard error."""
         self._capsys.readouterr()
         options = ("--lock-url", self.outage.url, "--lock-timeout", "3", "--source", str(self._source))
-        code = append_module.main(["--table", str(self.table), *options])
+        code = append_module.main(["--table", str(self.table), *options, "--metrics", str(self.metrics_file)])
         return code, self._capsys.readouterr().err
+
+    def counted_failures(self) -> dict[str, float]:
+        """Return the counted failures of the coordinator for the table, by error."""
+        return {
+            sample.labels["error"]: sample.value
+            for family in text_string_to_metric_families(self.metrics_file.read_text())
+            for sample in family.samples
+            if sample.name == "sluice_coordinator_failures_total"
+            and sample.labels["table"] == canonical_table_uri(self.table)
+        }
 
 
 @pytest.fixture
@@ -254,6 +267,7 @@ def test_a_new_job_exits_with_3_and_writes_nothing(job: Job) -> None:
     assert code == 3, error
     (line,) = error.splitlines()
     assert line.startswith(f"append.py: {'ZooKeeper' if 'zookeeper' in job.outage.url else 'S3'} at ")
+    assert job.counted_failures() == {job.outage.error.__name__: 1}
     assert job.existing_files() == job.files
 
 
@@ -275,6 +289,7 @@ def test_a_job_exits_with_4_if_its_commit_is_not_confirmed(job: Job, monkeypatch
     code, error = job.run()
     assert code == 4, error
     assert "not confirmed" in error
+    assert job.counted_failures() == {job.outage.error.__name__: 1}
     assert job.existing_files() == job.files
 
 

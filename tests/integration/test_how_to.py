@@ -22,7 +22,9 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager
+from sluice.audit.commit_list import log_to_json, read_commit_list
 from sluice.sample import write_sample
+from tests.support.lineage import EventFile, names
 from writer_jobs import LockedDeltaWriter, locked
 
 pytestmark = pytest.mark.spark
@@ -282,3 +284,20 @@ def test_the_maintain_page(clone: Clone) -> None:
     keywords = [node for node in ast.walk(ast.parse(dag)) if isinstance(node, ast.keyword)]
     (bash_command,) = [keyword.value for keyword in keywords if keyword.arg == "bash_command"]
     clone.run(ast.literal_eval(bash_command).removeprefix(activate), replacements)
+
+
+@pytest.mark.full
+def test_the_lineage_page(clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
+    (write_file,), (append,) = clone.commands_of("lineage.md")
+    exports = [word for block in blocks("lineage.md", "sh") for word in re.findall(r"(OPENLINEAGE\w+)=(\S+)", block)]
+    for name, value in exports:
+        monkeypatch.setenv(name, value.replace("lake/", f"{clone.folder}/lake/"))
+    write_file()
+    clone.table("").mkdir()
+    clone.run(append)
+    events = EventFile(clone.folder / "lake" / "events.jsonl")
+    (end,) = events.ends("append")
+    assert (end["job"]["namespace"], names(end["inputs"])) == ("lake", {("file", str(clone.folder / "landing"))})
+    location, commits = read_commit_list(clone.table("departures"))
+    (commit,) = log_to_json(location, commits)["commits"]
+    assert commit["writers"][0]["lineage_run"] == end["run"]["runId"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,21 @@ from typer.testing import CliRunner
 from lock_manager import (
     EnsembleRefusedError,
     EnsembleUnavailableError,
+    Hold,
     LockSettings,
     Security,
     ZookeeperLockManager,
 )
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from lock_manager.testing.server_security import ServerKerberos, ServerSecurity
+from lock_manager.testing.server_security import ServerSecurity
 from sluice.commands.app import app
-from tests.support.kdc import REALM, Kdc, missing_program
+from tests.support.kdc import REALM, Kdc, missing_requirement
 from tests.support.new_thread import in_new_thread
 
-MISSING = missing_program() or (None if importlib.util.find_spec("gssapi") else "the Python package gssapi")
+MISSING = missing_requirement()
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=f"Kerberos needs {MISSING}")
 
 TABLE = "s3://lake/secured"
-SERVER = "zookeeper/localhost"
 TIMEOUT_SECONDS = 60.0
 REFUSAL_SECONDS = 12.0
 #: A ticket that expires during a test. Its keytab gives a new one after half of this time.
@@ -65,16 +64,15 @@ def kdc(tmp_path_factory) -> Iterator[Kdc]:
 @pytest.fixture(scope="module")
 def keytabs(kdc) -> dict[str, Path]:
     return {
-        **{name: kdc.add(name) for name in ("etl", "ops", SERVER)},
+        **{name: kdc.add(name) for name in ("etl", "ops")},
         **{name: kdc.add(name, ticket_seconds=SHORT_SECONDS) for name in ("brief", "renewed")},
     }
 
 
 @pytest.fixture(scope="module")
-def requirements(kdc, keytabs) -> ServerSecurity:
+def requirements(kdc) -> ServerSecurity:
     """The requirements of a server that demands Kerberos."""
-    identity = ServerKerberos(principal=f"{SERVER}@{REALM}", keytab=keytabs[SERVER], configuration=kdc.configuration)
-    return ServerSecurity(kerberos=identity, schemes=("sasl",))
+    return kdc.server_requirements()
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +221,7 @@ def test_a_server_without_the_name_of_a_principal_is_skipped(server, etl):
 
 
 @pytest.mark.full
-def test_a_server_that_does_not_use_kerberos_is_refused(etl):
+def test_a_server_that_does_not_use_kerberos_is_refused(requirements, etl):
     with EmbeddedZooKeeper() as open_server:
         assert "it does not use Kerberos" in refusal(hosts_of(open_server), etl)
     users = ServerSecurity(sasl_users={"etl": "password"}, schemes=("sasl",))
@@ -263,6 +261,23 @@ def restart(ensemble: EmbeddedZooKeeper) -> None:
     server.wait_until_serving(time.monotonic() + TIMEOUT_SECONDS)
 
 
+def hold_with_an_expired_ticket(
+    manager: ZookeeperLockManager,
+    ensemble: EmbeddedZooKeeper,
+    kdc: Kdc,
+    keytabs: dict[str, Path],
+    eventually: Callable[..., None],
+) -> Hold:
+    """Acquire the lock with a ticket of the cache, and restart the server after the ticket has expired."""
+    kdc.log_in("brief", keytabs["brief"])
+    hold = manager.acquire(TABLE)
+    client = manager._session.client
+    ensemble.servers[0].stop()
+    eventually(lambda: "the ticket has expired" in (client.problem or ""))
+    restart(ensemble)
+    return hold
+
+
 @pytest.mark.full
 def test_a_keytab_renews_tickets_and_a_hold_survives_a_restart(requirements, kdc, keytabs, eventually):
     security = Security(auth="kerberos", kerberos_keytab=str(keytabs["renewed"]))
@@ -286,12 +301,7 @@ def test_negative_control_an_expired_ticket_of_the_cache_is_refused_until_kinit(
         EmbeddedZooKeeper(security=requirements) as ensemble,
         manager_of(hosts_of(ensemble), security, session_timeout_seconds=60) as manager,
     ):
-        kdc.log_in("brief", keytabs["brief"])
-        hold = manager.acquire(TABLE)
-        client = manager._session.client
-        ensemble.servers[0].stop()
-        eventually(lambda: "the ticket has expired" in (client.problem or ""))
-        restart(ensemble)
+        hold = hold_with_an_expired_ticket(manager, ensemble, kdc, keytabs, eventually)
         assert "the ticket has expired" in refusal(hosts_of(ensemble), security)
         with pytest.raises(EnsembleUnavailableError, match="the ticket has expired"):
             hold.check(timeout_seconds=2)
@@ -310,11 +320,6 @@ def test_a_holder_without_a_ticket_does_not_keep_its_lock(requirements, kdc, etl
         manager_of(hosts_of(ensemble), security, session_timeout_seconds=4) as manager,
         manager_of(hosts_of(ensemble), replace(etl, acl=acl)) as next_manager,
     ):
-        kdc.log_in("brief", keytabs["brief"])
-        hold = manager.acquire(TABLE)
-        client = manager._session.client
-        ensemble.servers[0].stop()
-        eventually(lambda: "the ticket has expired" in (client.problem or ""))
-        restart(ensemble)
+        hold = hold_with_an_expired_ticket(manager, ensemble, kdc, keytabs, eventually)
         in_new_thread(next_manager.acquire, TABLE, timeout_seconds=20).result()
         assert not hold.is_valid()

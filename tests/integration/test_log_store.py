@@ -98,7 +98,7 @@ def store(jvm: StoreJvm, guard: PermissiveGuard, folder: Path) -> Iterator[LogSt
     guard.before_answer = lambda: None
 
 
-@pytest.mark.parametrize("scheme", DELTA_LOG_STORES)
+@pytest.mark.parametrize("scheme", ["abfs", "gs"])
 def test_delta_s_own_store_creates_versions_behind_the_guard(store: LogStore, scheme: str) -> None:
     table, hold = f"{scheme}://elsewhere{store.folder}", f"hold-{scheme}"
     store.write(0, hold, table)

@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager, canonical_table_uri
+from tests.support.metrics_text import values_of
 from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.maintenance.exclusive_run import exclusive_run
 
@@ -75,8 +76,13 @@ def events(job: Any, event: str) -> list[dict[str, Any]]:
 
 def test_without_an_action_a_table_is_only_measured(lake: Lake) -> None:
     table = lake.create("flights", 6)
-    job = lake.maintain("--table", table, "--report", lake.report, "--page", lake.page)
+    metrics_file = lake.folder / "maintain.prom"
+    job = lake.maintain("--table", table, "--report", lake.report, "--page", lake.page, "--metrics", metrics_file)
     assert (job.code, job.error) == (0, "")
+    (uri,), metrics = uris_of(table), metrics_file.read_text()
+    assert values_of(metrics, "sluice_table_files", table=uri, state="live") == [6]
+    assert values_of(metrics, "sluice_table_finding_worth", table=uri, code="small-files") == [5]
+    assert values_of(metrics, "sluice_maintenance_actions_total", table=uri) == []
     measured_event = events(job, "measured")[0]
     assert (measured_event["files"], measured_event["small_files"], measured_event["orphans"]) == (6, 6, 0)
     assert [line["code"] for line in events(job, "finding")] == ["small-files", "writers-clean-log"]
@@ -97,8 +103,12 @@ def test_a_table_that_fails_does_not_stop_the_other_tables(lake: Lake, manager: 
         f"# the lake\n{first_table}\n{missing_table}  # gone\n\n{second_table}\n{busy_table}\n"
     )
     with exclusive_run(manager, canonical_table_uri(str(busy_table)), 30):
-        job = lake.maintain("--tables-in", table_list, "--auto", "--report", lake.report, "--lock-timeout", "0")
+        options = ("--report", lake.report, "--metrics", lake.folder / "maintain.prom", "--lock-timeout", "0")
+        job = lake.maintain("--tables-in", table_list, "--auto", *options)
     assert job.code == 2
+    uri, metrics = canonical_table_uri(str(first_table)), (lake.folder / "maintain.prom").read_text()
+    assert values_of(metrics, "sluice_maintenance_actions_total", table=uri, action="compact", outcome="done") == [1]
+    assert values_of(metrics, "sluice_table_files", table=uri, state="live") == [1]
     assert "no Delta table" in job.error
     assert file_counts(first_table, second_table, busy_table) == [1, 1, 5]
     failures = events(job, "failed")

@@ -250,9 +250,11 @@ def test_orphans_are_removed_and_needed_files_are_kept(
             eventually(table.waiters, within=60, label="an append at the gate")
             (staged_file,) = table.data_files() - old_files
             # Neither the measurement nor VACUUM waits for the table's lock.
-            folder = table.measure().health.folder
+            health = table.measure().health
             result = table.vacuum()
         append.result()
+    folder = health.folder
+    assert health.next_pin_expiry == (expires_at if is_protected else None)
     assert folder.orphans.files == orphan_count + (not is_protected)
     assert result.orphans == folder.orphans.files
     assert not any(orphan.exists() for orphan in orphans)

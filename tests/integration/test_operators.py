@@ -434,3 +434,43 @@ def test_an_unreachable_ensemble_is_reported_in_one_sentence(monkeypatch: pytest
         assert result.exit_code == 1
         assert result.stderr.startswith("sluice: ZooKeeper at 127.0.0.1:1 did not answer")
         assert len(result.stderr.splitlines()) == 1
+
+
+class InterruptedTestError(BaseException):
+    """Raised by a handler of a signal."""
+
+
+class SignallingSocket:
+    """Kazoo's socket for new requests, which raises a signal with each of them."""
+
+    def __init__(self, real_socket: socket.socket) -> None:
+        self._real_socket = real_socket
+
+    def send(self, data: bytes) -> int:
+        sent = self._real_socket.send(data)
+        signal.raise_signal(signal.SIGUSR1)
+        return sent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real_socket, name)
+
+
+def test_a_signal_during_a_request_is_not_lost(operators: Operators) -> None:
+    """Kazoo takes the exception of a signal handler in ``KazooClient._call`` for a closed connection."""
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedTestError
+
+    operators.manager.acquire(TABLE).release()
+    with LockInspector(operators.settings) as inspector:
+        assert [table.uri for table in inspector.tables()] == [URI]
+        connection = inspector._session.client._connection
+        connection._write_sock = SignallingSocket(connection._write_sock)
+        previous = signal.signal(signal.SIGUSR1, interrupt)
+        try:
+            with pytest.raises(InterruptedTestError):
+                inspector.tables()
+        finally:
+            connection._write_sock = connection._write_sock._real_socket
+            signal.signal(signal.SIGUSR1, previous)
+        assert [table.uri for table in inspector.tables()] == [URI]

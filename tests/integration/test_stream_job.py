@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import Killed, kill_process
 from tests.support.error_line import error_line
+from tests.support.metrics_text import values_of
 from writer_jobs import CheckpointError, LockedDeltaWriter, stream_into
 from writer_jobs.late_rows import stream as arrivals_stream
 
@@ -73,9 +74,14 @@ def test_rows_are_applied_once_and_late_rows_are_separated(stream: FlightStream,
     stream.put("2", ("UA3", 1, 9, 80, 1), ("UA1", 1, 8, 100, 1), ("UA4", 12, 9, 70, 1))
     stream.put("3")
     stream.put("4", ("UA5", 2, 9, 60, 1), ("UA2", 3, 8, 95, 2))
-    report_file = tmp_path / "report.json"
-    outcome = stream.run(*lateness_arguments, "--sequence-by", "version", "--report", report_file)
+    report_file, metrics_file = tmp_path / "report.json", tmp_path / "job.prom"
+    outcome = stream.run(
+        *lateness_arguments, "--sequence-by", "version", "--report", report_file, "--metrics", metrics_file
+    )
     assert (outcome.code, outcome.error) == (0, "")
+    newest_time = datetime.fromisoformat("2013-01-12T09:00:00Z").timestamp()
+    source = f"file:{stream.landing}"
+    assert values_of(metrics_file.read_text(), "sluice_feed_newest_timestamp_seconds", source=source) == [newest_time]
     names = ("batch", "arrived", "repeated", "late", "too_late", "inserted", "updated")
     assert [tuple(line[name] for name in names) for line in outcome.commits] == [
         (0, 3, 1, 0, 0, 2, 0),

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyspark.sql import SparkSession
 from tests.support.change_commits import batches_in
 from tests.support.deliveries import Killed, kill_process
 from tests.support.error_line import error_line
+from tests.support.metrics_text import values_of
 from writer_jobs.errors import StorageError
 from writer_jobs.job import upsert as upsert_run
 from writer_jobs.job.inputs.file_stream import FileBatches
@@ -92,9 +94,11 @@ def test_each_file_is_applied_once_and_new_files_next_time(stream: UpsertStream,
     stream.put("1.csv", [(1, "Ada", "2026-11-01T00:00:00Z", "c"), (2, "Bo", "2026-11-01T00:00:00Z", "c")], age=30)
     stream.put("2.csv", [], age=20)
     stream.put("3.csv", [(2, None, "2026-11-03T00:00:00Z", "d"), (1, "Ada!", "2026-11-02T00:00:00Z", "u")], age=10)
-    report_file = tmp_path / "report.json"
-    outcome = stream.run(*ONE_FILE, "--report", report_file)
+    report_file, metrics_file = tmp_path / "report.json", tmp_path / "job.prom"
+    outcome = stream.run(*ONE_FILE, "--report", report_file, "--metrics", metrics_file)
     assert (outcome.code, outcome.error) == (0, "")
+    (newest,) = values_of(metrics_file.read_text(), "sluice_feed_newest_timestamp_seconds", trigger="available-now")
+    assert newest == datetime(2026, 11, 3, tzinfo=UTC).timestamp()
     assert [line["event"] for line in outcome.lines] == [
         "begun", "holding", "commit", "begun", "commit", "begun", "holding", "commit",
     ]  # fmt: skip

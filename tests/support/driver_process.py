@@ -36,20 +36,14 @@ class Driver:
     Args:
         name: ``writer-1`` and so on; part of the user agent in requests to S3.
         hosts: Connection string of ZooKeeper.
-        s3: The S3 of its tables.
+        s3: The S3 of its tables; None if they are elsewhere.
         conf: Additional Spark settings.
 
     """
 
-    def __init__(self, name: str, hosts: str, s3: FaultyS3, conf: Mapping[str, str] | None = None) -> None:
+    def __init__(self, name: str, hosts: str, s3: FaultyS3 | None, conf: Mapping[str, str] | None = None) -> None:
         self.hosts = hosts
         self.link = Link(hosts)
-        impatient_settings = {
-            key.replace("fs.s3a", f"spark.hadoop.fs.s3a.bucket.{bucket}", 1): value
-            for bucket in IMPATIENT
-            for key, value in {**hadoop_settings(name, s3), **_SHORT_TIMEOUTS}.items()
-        }
-        clients = {f"spark.hadoop.fs.s3a.bucket.{bucket}.sluice.put": "client" for _, bucket in (LAKE, IMPATIENT)}
         settings = {
             "spark.master": "local[1]",
             "spark.driver.memory": "1g",
@@ -58,14 +52,12 @@ class Driver:
             **FEW_ROWS,
             "spark.sql.shuffle.partitions": "1",
             "spark.databricks.delta.snapshotPartitions": "1",
-            "spark.hadoop.fs.s3a.user.agent.prefix": name,
-            **s3.spark_conf,
-            **impatient_settings,
-            **clients,
+            **(_s3_settings(name, s3) if s3 else {}),
             **(conf or {}),
         }
         command = [sys.executable, str(_PROGRAM), self.link.hosts, str(_SESSION_SECONDS), json.dumps(settings)]
-        environment = {**os.environ, **s3.environment, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
+        credentials = s3.environment if s3 else {}
+        environment = {**os.environ, **credentials, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env=environment, start_new_session=True,
@@ -109,3 +101,13 @@ class Driver:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
         self.link.close()
+
+
+def _s3_settings(name: str, s3: FaultyS3) -> dict[str, str]:
+    impatient_settings = {
+        key.replace("fs.s3a", f"spark.hadoop.fs.s3a.bucket.{bucket}", 1): value
+        for bucket in IMPATIENT
+        for key, value in {**hadoop_settings(name, s3), **_SHORT_TIMEOUTS}.items()
+    }
+    clients = {f"spark.hadoop.fs.s3a.bucket.{bucket}.sluice.put": "client" for _, bucket in (LAKE, IMPATIENT)}
+    return {"spark.hadoop.fs.s3a.user.agent.prefix": name, **s3.spark_conf, **impatient_settings, **clients}

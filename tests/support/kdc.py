@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -13,17 +14,21 @@ from pathlib import Path
 from typing import Self
 
 from lock_manager.testing.embedded import free_ports, start_supervised, stop_supervised
+from lock_manager.testing.server_security import ServerKerberos, ServerSecurity
 
 REALM = "SLUICE.TEST"
+#: Principal of the servers of an ensemble on this machine.
+SERVER = "zookeeper/localhost"
 #: Debian keeps the programs of servers out of the path of users.
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
 PROGRAMS = ("krb5kdc", "kdb5_util", "kadmin.local", "kinit")
 _START_SECONDS = 20.0
 
 
-def missing_program() -> str | None:
-    """Return a program of the KDC that is not installed."""
-    return next((name for name in PROGRAMS if shutil.which(name, path=_PATH) is None), None)
+def missing_requirement() -> str | None:
+    """Return a program of the KDC, or the Python package of clients, that is not installed."""
+    program = next((name for name in PROGRAMS if shutil.which(name, path=_PATH) is None), None)
+    return program or (None if importlib.util.find_spec("gssapi") else "the Python package gssapi")
 
 
 class Kdc:
@@ -63,6 +68,13 @@ class Kdc:
         self._administer(f"addprinc -randkey -maxlife {life} {principal}")
         self._administer(f"ktadd -norandkey -k {keytab} {principal}")
         return keytab
+
+    def server_requirements(self) -> ServerSecurity:
+        """Add the principal of the servers; return the requirements of a server that demands Kerberos."""
+        identity = ServerKerberos(
+            principal=f"{SERVER}@{REALM}", keytab=self.add(SERVER), configuration=self.configuration
+        )
+        return ServerSecurity(kerberos=identity, schemes=("sasl",))
 
     def change_key(self, principal: str) -> None:
         """Give a principal a new key, which its keytab does not have."""

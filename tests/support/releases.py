@@ -12,7 +12,7 @@ try:
     from delta.exceptions import ConcurrentAppendException, ConcurrentDeleteReadException, ConcurrentWriteException
 except ImportError:
     # The Python package of Delta 4.0.0 lacks this module.
-    ConcurrentAppendException = ConcurrentDeleteReadException = ConcurrentWriteException = Py4JJavaError
+    ConcurrentAppendException = ConcurrentDeleteReadException = ConcurrentWriteException = Py4JJavaError  # type: ignore[misc]
 
 
 def _numbers(package: str) -> tuple[int, ...]:

@@ -167,7 +167,7 @@ class Driver:
     def read_then_append(self, table: str) -> list[int]:
         """Read the table under the lock and append a row that depends on the number of its rows."""
         with locked(self.spark, table, manager=self.manager):
-            ids = self._ids(table)
+            ids = self.ids(table)
             self.spark.range(1000 + len(ids), 1001 + len(ids)).write.format("delta").mode("append").save(table)
         return ids
 
@@ -218,15 +218,16 @@ class Driver:
                 sys.stdin.readline()
             LockedDeltaWriter(self.spark, self.manager, second_table).append(self.spark.range(1))
             with locked(self.spark, table, manager=self.manager):
-                return self._ids(table)
+                return self.ids(table)
 
     def read_twice(self, table: str) -> list[int]:
         with locked(self.spark, table, manager=self.manager):
-            respond({"done": self._ids(table)})
+            respond({"done": self.ids(table)})
             sys.stdin.readline()
-            return self._ids(table)
+            return self.ids(table)
 
-    def _ids(self, table: str) -> list[int]:
+    def ids(self, table: str) -> list[int]:
+        """Return the ids of a table's rows, in order."""
         return sorted(row[0] for row in self.spark.read.format("delta").load(table).collect())
 
     def stop_before_intents(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from soak.fault_context import PUT
@@ -28,6 +28,7 @@ def strike(soak: Soak, name: str, point: str, writer: str = WRITER) -> list[dict
     """Run a fault of a writer; return the history from its start on."""
     if CLASSES[name].needs in ("gate", "lease") or point == PUT:
         require_embedded_s3(f"{name} at {point}")
+    wait_until(soak, lambda: _has_new_hold(soak.history, writer))
     start = len(soak.history)
     soak.run_fault(CLASSES[name].strike(soak.context, writer, point))
     history = soak.history[start:]
@@ -41,6 +42,17 @@ def wait_until(soak: Soak, condition: Callable[[], bool], within: float = 60.0) 
     while not condition():
         assert time.monotonic() < deadline, f"the condition is still false after {within:g} s"
         soak.next_event()
+
+
+def _has_new_hold(history: Sequence[dict[str, Any]], writer: str) -> bool:
+    """Whether a writer has acquired the lock since its last outcome.
+
+    A refused transaction reports its outcome before it releases the lock. A fault at the release would strike it still.
+    """
+    for event in reversed(history):
+        if event.get("worker") == writer and event["event"] in ("holding", *END_EVENTS):
+            return event["event"] in ("holding", "acknowledged")
+    return True
 
 
 def outcome(history: list[dict[str, Any]], writer: str = WRITER) -> dict[str, Any]:

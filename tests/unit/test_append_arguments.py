@@ -7,7 +7,7 @@ import pytest
 from lock_manager import ResourceError, SettingsError
 from writer_jobs.errors import ArgumentsError, RunError
 from writer_jobs.job.append.arguments import parse_arguments
-from writer_jobs.job.arguments import HelpShown
+from writer_jobs.job.arguments import HelpShown, report_uri
 
 REQUIRED = ["--zookeeper", "zk:2181", "--table", "s3a://lake/t", "--source", "a.csv"]
 
@@ -99,6 +99,20 @@ def test_an_error_does_not_repeat_an_option_without_value() -> None:
     with pytest.raises(ArgumentsError, match="expected KEY=VALUE") as error:
         parse_arguments([*REQUIRED, "--option", "a-secret"])
     assert "a-secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "uri"),
+    [
+        (["--table", "t"], None),
+        (["--commits", "0", "--report", "s3a://lake/r.json"], "s3a://lake/r.json"),
+        (["--report=r.json", "--unknown", "x"], "r.json"),
+        (["--report"], None),
+        (["--report", " "], None),
+    ],
+)
+def test_an_invalid_command_line_still_names_the_report(argv: list[str], uri: str | None) -> None:
+    assert report_uri(argv) == uri
 
 
 def test_help_lists_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

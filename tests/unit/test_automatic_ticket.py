@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lock_manager.events import Event, observe
 from lock_manager.guard.automatic_ticket import AutomaticTickets
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.table_records.adoption import Adoption
@@ -186,6 +187,25 @@ def test_a_transaction_gets_its_lock_before_it_begins(driver: Driver, eventually
     assert driver.turn() == {"turn": True}
     driver.send("end")
     eventually(driver.is_free, within=10)
+
+
+def test_a_commit_settles_unfinished_intents(driver: Driver, eventually: Callable[..., None]) -> None:
+    events: list[Event] = []
+    stop = observe(lambda event, *_, **__: events.append(event))
+    try:
+        with driver.manager.acquire(TABLE) as hold:
+            hold.intend(8, txn=None, attempt="late")
+        for version in (8, 9):
+            ticket = f"automatic-{version}"
+            driver.turn({"read": {"version": version - 1, "properties": {}}}, version=version, ticket=ticket)
+            driver.send("commit", version=version, ticket=ticket)
+            driver.send("outcome", version=version, ticket=ticket, outcome="committed", metrics={})
+            eventually(driver.is_free, within=10)
+    finally:
+        stop()
+    # The second commit finds no intent.
+    assert events.count(Event.INTENT_SETTLED) == 1
+    assert Event.INTENT_LEFT not in events
 
 
 def test_the_end_settles_the_commits_of_the_hold(driver: Driver, eventually: Callable[..., None]) -> None:

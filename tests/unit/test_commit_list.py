@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from lock_manager.table_records.commit_stamp import note_as_user_metadata, note_of_write
 from sluice.audit.log_files import parse_commit
 from sluice.commands.app import app
 from tests.support.group_commits import group_info, writer
@@ -36,6 +37,7 @@ def stamp(number: int, **changes: Any) -> dict[str, Any]:
         "hold": f"{number}0123456789abcdef",
         "ensemble": "eeeeeeee-1111-2222-3333-444444444444",
         "nodes": [{"key": "k", "mode": "exclusive", "token": 0x200000010 + number}],
+        "requested_at": 1_795_261_690.5,
         "acquired_at": 1_795_261_700.0,
         "attempt": f"attempt-{number}",
         "job": "nightly",
@@ -53,7 +55,8 @@ def table(tmp_path: Path) -> Path:
         {"key": "t", "mode": "shared", "token": 0x300000001},
         {"key": "p", "mode": "exclusive", "token": 0x300000002},
     ]
-    write_version(path, 3, sluice=stamp(3, nodes=nodes, job=None))
+    note = note_of_write({}, "attempt-3", 1_795_261_680.25)
+    write_version(path, 3, sluice=stamp(3, nodes=nodes, job=None), userMetadata=note_as_user_metadata(note))
     return path
 
 
@@ -113,9 +116,20 @@ def test_json_output_has_every_field_of_a_commit(table: Path) -> None:
         "ensemble": "eeeeeeee-1111-2222-3333-444444444444",
         "tokens": {"p": 0x300000002},
         "shared_tokens": {"t": 0x300000001},
+        "requested_at": 1_795_261_690.5,
         "acquired_at": 1_795_261_700.0,
         "commit_id": "attempt-3",
-        "writers": [{"commit_id": "attempt-3", "job": None, "rows": 8419}],
+        "trace_id": None,
+        "writers": [
+            {
+                "commit_id": "attempt-3",
+                "job": None,
+                "rows": 8419,
+                "begun_at": 1_795_261_680.25,
+                "lineage_run": None,
+                "trace_id": None,
+            }
+        ],
         "adopted_by": None,
         "adopted_name": None,
     }
@@ -124,7 +138,10 @@ def test_json_output_has_every_field_of_a_commit(table: Path) -> None:
 
 def test_a_version_of_several_writers_has_a_line_for_each(table: Path) -> None:
     info = group_info(
-        writer("a", rows=1000, job="nightly"), writer("b", rows=2), writer("c", rows=3, job="hourly"), hold=stamp(4)
+        writer("a", rows=1000, job="nightly"),
+        writer("b", rows=2),
+        writer("c", rows=3, job="hourly", lineage_run="r"),
+        hold=stamp(4),
     )
     write_version(table, 4, **info)
     result = RUNNER.invoke(app, ["log", str(table), "--limit", "2"])
@@ -141,10 +158,34 @@ def test_a_version_of_several_writers_has_a_line_for_each(table: Path) -> None:
     commit = json.loads(RUNNER.invoke(app, ["log", str(table), "--json", "--limit", "1"]).stdout)["commits"][0]
     assert (commit["rows"], commit["commit_id"], commit["job"]) == (1005, "a", "nightly")
     assert commit["writers"] == [
-        {"commit_id": "a", "job": "nightly", "rows": 1000},
-        {"commit_id": "b", "job": None, "rows": 2},
-        {"commit_id": "c", "job": "hourly", "rows": 3},
+        {"commit_id": "a", "job": "nightly", "rows": 1000, "begun_at": None, "lineage_run": None, "trace_id": None},
+        {"commit_id": "b", "job": None, "rows": 2, "begun_at": None, "lineage_run": None, "trace_id": None},
+        {"commit_id": "c", "job": "hourly", "rows": 3, "begun_at": None, "lineage_run": "r", "trace_id": None},
     ]
+
+
+TRACES = ("0af7651916cd43dd8448eb211c80319c", "4bf92f3577b34da6a3ce929d0e0e4736")
+
+
+def test_traces_have_a_column_if_a_commit_has_one(table: Path) -> None:
+    def printed_lines() -> list[list[str]]:
+        return [line.split() for line in RUNNER.invoke(app, ["log", str(table)]).stdout.splitlines()]
+
+    def header() -> list[str]:
+        return next(line for line in printed_lines() if line[:1] == ["version"])
+
+    assert "trace" not in header()
+    write_version(table, 4, sluice=stamp(4, trace_id=TRACES[0]))
+    holder, member = writer("a"), writer("b")
+    member["sluice"]["trace_id"] = TRACES[1]
+    write_version(table, 5, **group_info(holder, member, hold=stamp(5)))
+    lines = printed_lines()
+    assert "trace" in header()
+    assert [line for line in lines if "4bf92f35" in line] == [["writer", "2", "1", "4bf92f35"]]
+    assert [line[0] for line in lines if "0af76519" in line] == ["4"]
+    commits = json.loads(RUNNER.invoke(app, ["log", str(table), "--json"]).stdout)["commits"]
+    assert [commit["trace_id"] for commit in commits] == [None, TRACES[0], None, None, None, None]
+    assert [writer["trace_id"] for writer in commits[0]["writers"]] == [None, TRACES[1]]
 
 
 def test_a_limit_reads_no_further_versions_and_0_is_no_limit(table: Path) -> None:

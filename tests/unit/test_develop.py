@@ -1,4 +1,7 @@
-"""docs/develop.md is correct: its map names every package, and its promises name tests of `make test`."""
+"""docs/develop.md is correct: its map names every package, and its promises name tests of `make test`.
+
+The public reports in docs/reliability.md name existing tests.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,12 @@ PROMISES = 10
 
 def promises() -> list[list[str]]:
     """Return the rows of the table of promises."""
-    table = PAGE.read_text(encoding="utf-8").partition("<!-- promises -->\n")[2].partition("<!-- end -->")[0]
+    return rows_of_table(PAGE, "promises")
+
+
+def rows_of_table(page: Path, name: str) -> list[list[str]]:
+    """Return the rows of a table between ``<!-- NAME -->`` and ``<!-- end -->``."""
+    table = page.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")[2].partition("<!-- end -->")[0]
     return [[cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines()[2:]]
 
 
@@ -35,6 +43,14 @@ def test_each_promise_names_existing_tests_and_a_control() -> None:
         assert named_tests(tests)
         assert named_tests(control)
         assert not [test for test in named_tests(tests) + named_tests(control) if not exists(test)]
+
+
+def test_each_public_report_names_an_existing_test() -> None:
+    rows = rows_of_table(PAGE.with_name("reliability.md"), "reports")
+    assert rows
+    for *_, tests in rows:
+        assert named_tests(tests)
+        assert not [test for test in named_tests(tests) if not exists(test)]
 
 
 def find_in_make_test(tests: Iterable[str]) -> set[str]:

@@ -76,9 +76,11 @@ def test_submit_arguments_name_jars_zip_and_settings(jars: list[Path], tmp_path:
         "spark.sql.catalog.spark_catalog",
         "spark.delta.logStore.class",
         *KERNEL_LOG_STORE_SETTINGS,
+        "spark.yarn.maxAppAttempts",
     ]
     assert submit_arguments(archive, guard="observe") == [*arguments, "--conf", "spark.sluice.guard=observe"]
-    with_lock = [*arguments, "--conf", "spark.plugins=io.deltasluice.SluicePlugin"]
+    # Unchanged programs keep YARN's number of attempts.
+    with_lock = [*arguments[:-2], "--conf", "spark.plugins=io.deltasluice.SluicePlugin"]
     assert submit_arguments(archive, lock="write")[: len(with_lock)] == with_lock
     assert submit_arguments(archive, lock="write")[-1] == "spark.sluice.lock=write"
     assert shlex.split(shlex.join(arguments)) == arguments

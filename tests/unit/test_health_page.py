@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.browser import CHROMIUM
 from writer_jobs.errors import StorageError
 from writer_jobs.job.maintain.publisher import HealthPublisher
 from writer_jobs.job.output import JobOutput
@@ -27,13 +27,13 @@ from writer_jobs.maintenance.health import (
     PartitionHealth,
     TableHealth,
 )
-from writer_jobs.maintenance.page import page
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import MaintenanceReport, UnitResult
+from writer_jobs.page.health import page
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 MIB = 1 << 20
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NEXT_EXPIRY = NOW + timedelta(days=30)
 #: Number of size classes in a histogram of file sizes.
 SIZE_CLASSES = len(SIZE_BOUNDS) + 1
 #: Script that is added to a page. It stores the layout of the page in its title.
@@ -81,7 +81,7 @@ def health(**changes: Any) -> TableHealth:
         table="s3://lake/flights", table_id="id", version=1234,
         committed_at=NOW, measured_at=NOW, measuring_seconds=1.5,
         partition_columns=("day", "place"), target_file_size=128 * MIB, partitions=partitions, log=log, folder=folder,
-        growth_per_day=-5.0 * MIB, commits_per_day=120.5, pins=("2013-01",),
+        growth_per_day=-5.0 * MIB, commits_per_day=120.5, pins=("2013-01",), next_pin_expiry=NEXT_EXPIRY,
     )  # fmt: skip
     return replace(table, **changes)
 

@@ -145,6 +145,12 @@ def test_only_the_kazoo_packages_import_kazoo(imports: Imports) -> None:
     assert kazoo_importers(imports) == set()
 
 
+def test_only_the_modules_of_traces_and_metrics_import_opentelemetry(imports: Imports) -> None:
+    assert {module for module, imported in edges(imports) if is_in(imported, "opentelemetry")} == {
+        "lock_manager.tracing", "lock_manager.opentelemetry_metrics", "writer_jobs.job.metrics",
+    }  # fmt: skip
+
+
 def test_imports_point_one_way(imports: Imports) -> None:
     assert backward_imports(imports) == []
 

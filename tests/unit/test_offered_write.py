@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lock_manager import LockTimeoutError
+from lock_manager import LockTimeoutError, tracing
 from lock_manager.errors import ContenderGoneError
 from lock_manager.guard.write_attempt import WriteAttempt
 from tests.unit.test_group_commit import STAGED
@@ -44,6 +44,9 @@ class Surroundings:
 
     def new_attempt(self) -> WriteAttempt:
         return WriteAttempt.of({})
+
+    def start_work_span(self) -> tracing.Span:
+        return tracing.NO_SPAN
 
     def wake(self) -> None: ...
 

@@ -11,7 +11,7 @@ from typing import Self
 import pytest
 
 from lock_manager import TableResource
-from lock_manager.coordinator import Inspector
+from lock_manager.coordinator import Follower, Inspector
 from lock_manager.queue_entry import QueueEntry, TableLocks
 from lock_manager.zookeeper.queue_view import ContenderZnode, entries_of
 from lock_manager.zookeeper.znodes import parse_queue
@@ -180,6 +180,7 @@ def test_malformed_lists_of_partitions_are_ignored(queues: Queues, data: object)
         ({"requested_at": 50.0}, 101.0),
         ({"acquired_at": "yesterday"}, 101.0),
         ({"acquired_at": float("nan")}, 101.0),
+        ({"acquired_at": 10**400}, 101.0),
         ({"acquired_at": True}, 101.0),
         (["no object"], 101.0),
         (None, 101.0),
@@ -213,6 +214,9 @@ class ListInspector:
     def table(self, resource: TableResource) -> TableLocks:
         tables = {table.uri: table for table in self._tables}
         return tables.get(resource.uri, TableLocks(uri=resource.uri, key=""))
+
+    def follow(self) -> Follower:
+        raise NotImplementedError
 
     def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
         return holder in self.table(TableResource.of(str(table.uri))).holders

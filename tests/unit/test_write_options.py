@@ -33,7 +33,7 @@ def operation(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def options_of(operation: str, monkeypatch: pytest.MonkeyPatch) -> Options:
     """Call an operation with options, and return the options that it runs with."""
-    monkeypatch.setattr(LockedDeltaWriter, "_run", lambda _writer, _work, _find, options, **_: options)
+    monkeypatch.setattr(LockedDeltaWriter, "_run", lambda _writer, _name, _work, _find, options, **_: options)
     monkeypatch.setattr(LockedDeltaWriter, "_optimizing_session", lambda *_: None)
     writer = LockedDeltaWriter.__new__(LockedDeltaWriter)
     return lambda **options: OPERATIONS[operation][0](writer, **options)

@@ -23,6 +23,7 @@ from lock_manager.table_records.commit_stamp import (
     MAINTENANCE,
     WATERMARK,
     batch_of,
+    begun_at_of,
     commit_ids_of,
     is_commit_of,
     maintenance_of,
@@ -137,7 +138,8 @@ def test_other_commits_have_one_writer(info: dict[str, Any]) -> None:
 
 
 def test_metadata_of_a_caller_sets_no_group() -> None:
-    hold = cast("Hold", SimpleNamespace(hold_id="h", ensemble_id="e", tokens={}, exclusive_keys=(), acquired_at=1.0))
+    fields = {"tokens": {}, "exclusive_keys": (), "requested_at": 0.5, "acquired_at": 1.0}
+    hold = cast("Hold", SimpleNamespace(hold_id="h", ensemble_id="e", **fields))
     assert "group" not in stamp_of(hold, {"group": [writer("a")], "job": "nightly"})
 
 
@@ -168,8 +170,9 @@ def test_an_empty_commit_belongs_to_no_operation(source: str) -> None:
     assert stamp.commit_id == "put"
 
 
-def test_a_caller_s_note_cannot_set_the_commit_id() -> None:
-    note = note_of_write({"commit_id": "the caller's", "team": "a"}, "c")
+def test_a_caller_s_note_cannot_set_the_commit_id_and_the_time() -> None:
+    note = note_of_write({"commit_id": "the caller's", "begun_at": 1.0, "team": "a"}, "c", 2.0)
+    assert begun_at_of({"userMetadata": note_as_user_metadata(note)}) == 2.0
     assert commit_ids_of({"userMetadata": note_as_user_metadata(note)}) == ["c"]
     assert note["team"] == "a"
 

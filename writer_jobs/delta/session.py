@@ -65,6 +65,8 @@ DEFAULTS: Mapping[str, str] = {
     "spark.hadoop.fs.s3n.impl": _S3A,
     # Delta's 50 tasks per snapshot cost more than the rest of a commit to a small table.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # A batch of changes has about 130 generated classes. With Spark's 100 each batch would compile all of them again.
+    "spark.sql.codegen.cache.maxEntries": "400",
     AUTO_COMPACT: "false",
     COMMIT_LOCK: "false",
     # An acknowledged append leaves a commit in the log, even if it has no rows.

@@ -11,23 +11,24 @@ import argparse
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn, TypeVar
 
 from lock_manager import LockSettings, canonical_table_uri
 from lock_manager.column_names import split_column_names
-from lock_manager.metrics import Destination
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.exit_codes import HELP as EXIT_CODES_HELP
+from writer_jobs.job.metrics import check_destination
 
 #: The scheme of a URI. A location begins with a scheme, the name of a table in a catalog does not.
 URI_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _HELP_END = f"""\
 If the job fails, standard error has one sentence; with --verbose also the stack trace.
 The job reads SLUICE_* variables from the environment, such as SLUICE_ZK_HOSTS, SLUICE_LOCK_URL and SLUICE_ZK_SECRET.
+With OPENLINEAGE_* variables, such as OPENLINEAGE_URL, it sends lineage events (docs/how-to/lineage.md).
 
 {EXIT_CODES_HELP}"""
 _IDENTITY, _APPLIED = "identity", "applied"
@@ -118,7 +119,7 @@ class JobArguments:
         """
         self.lock_settings()
         if self.metrics is not None:
-            Destination.parse(self.metrics)
+            check_destination(self.metrics)
         check_location(self.table)
 
     def check_local_sources(self, files: HadoopFiles) -> None:
@@ -207,8 +208,9 @@ class JobParser(argparse.ArgumentParser):
         add("--report", type=nonblank, metavar="URI", help="JSON file that gets the outcome, also if the job fails")
         add(
             "--metrics", metavar="WHERE",
-            help="Prometheus metrics: PORT or HOST:PORT to serve on (default HOST: 127.0.0.1), or FILE.prom to write; "
-            "needs prometheus-client on the driver",
+            help="export metrics: PORT or HOST:PORT to serve them to Prometheus (default HOST: 127.0.0.1), FILE.prom "
+            "to write them, or opentelemetry for the exporter that OTEL_* variables set; needs prometheus-client or "
+            "opentelemetry-distro on the driver",
         )  # fmt: skip
         add("--verbose", action="store_true", help="Spark's log and stack traces on standard error")
 
@@ -219,6 +221,20 @@ class JobParser(argparse.ArgumentParser):
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:  # noqa: ARG002 (argparse's signature)
         """Raise HelpShown instead of ending the process; argparse calls this method after ``--help`` only."""
         raise HelpShown
+
+
+def report_uri(argv: Sequence[str] | None) -> str | None:
+    """Return the value of ``--report`` on a command line that may be invalid; None if there is none.
+
+    ``argv`` is the command line; None: that of this process.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--report", type=nonblank)
+    try:
+        uri: str | None = parser.parse_known_args(argv)[0].report
+    except argparse.ArgumentError:
+        return None
+    return uri
 
 
 _Number = TypeVar("_Number", int, float)

@@ -24,7 +24,8 @@ from writer_jobs.job.runner import JobContext, storage_errors_as_failed_writes
 from writer_jobs.job.stream_arguments import StreamArguments
 from writer_jobs.merge.rejected_rows import table_that_may_have_dropped
 from writer_jobs.merge.table_feed import feed_of
-from writer_jobs.streaming.query import ApplyBatch, BatchQuery, BatchResult
+from writer_jobs.streaming.feed_metrics import FeedProgress
+from writer_jobs.streaming.query import ApplyBatch, BatchQuery, BatchResult, LoadResult
 from writer_jobs.writer import LockedDeltaWriter
 
 _Arguments = TypeVar("_Arguments", bound=FileJobArguments)
@@ -69,7 +70,7 @@ class Load:
 
     def apply(
         self,
-        apply: Callable[[tuple[str, int] | None, Mapping[str, Any] | None, Callable[[Hold], None]], BatchResult],
+        apply: Callable[[tuple[str, int] | None, Mapping[str, Any] | None, Callable[[Hold], None]], LoadResult],
     ) -> None:
         """Apply the load and print its result.
 
@@ -143,22 +144,32 @@ def _hash(basis: Mapping[str, Any]) -> int:
     return int(hashlib.sha256(text.encode()).hexdigest()[:_HEX_DIGITS], 16)
 
 
-def run_stream(context: JobContext[Any], frame: DataFrame, stream: StreamArguments, apply: ApplyBatch) -> None:
+def run_stream(
+    context: JobContext[Any], frame: DataFrame, stream: StreamArguments, apply: ApplyBatch, *, source: str
+) -> None:
     """Apply the micro-batches of a streaming query until it ends, is stopped, or a batch fails.
 
     Each batch prints the events ``begun``, ``holding`` and ``commit``. After a signal, a batch that holds its lock
     finishes; a batch that computes, or waits for its lock, gives up. A second signal, at least 10 seconds later,
     cancels the write.
 
-    ``apply`` is called for each micro-batch in a thread of the query. Its errors are raised here.
-    :func:`claim_checkpoint` must have been called.
+    ``apply`` is called for each micro-batch in a thread of the query. Its errors are raised here. ``source`` is the
+    name of the topic, folder or table that the query reads, for the metrics. :func:`claim_checkpoint` must have been
+    called.
 
     Raises:
         StreamError: The query ended for a reason other than its batches.
         WriteFailedError: A store failed.
 
     """
-    query = BatchQuery(context.writer, context.output, apply)
+    progress = FeedProgress(context.writer.table, source, stream.trigger)
+
+    def apply_and_record(rows: DataFrame, txn: tuple[str, int], before_write: Callable[[Hold], None]) -> BatchResult:
+        result = apply(rows, txn, before_write)
+        progress.record(result.newest_at)
+        return result
+
+    query = BatchQuery(context.writer, context.output, apply_and_record)
     with storage_errors_as_failed_writes(context.writer.table), context.stop.deferred(query.stop):
         query.run(frame, trigger=stream.trigger, checkpoint=stream.checkpoint)
 

@@ -18,7 +18,6 @@ from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.session import driver_conf, running_session
-from writer_jobs.job.arguments import JobArguments
 from writer_jobs.late_rows.result import COUNTERS as ROW_COUNTERS
 from writer_jobs.merge.result import COUNTERS
 
@@ -137,15 +136,22 @@ def driver_files() -> HadoopFiles:
 
 
 class Report:
-    """The JSON report for schedulers that do not get the exit code. ``exit_code`` is null until the end."""
+    """The JSON report for schedulers that do not get the exit code. ``exit_code`` is null until the end.
 
-    def __init__(self, arguments: JobArguments) -> None:
-        self._uri = arguments.report
+    Args:
+        uri: The report's file; None for no report.
+        table: The table as the arguments name it.
+        fields: More fields that are known at the start of the job; JSON values.
+
+    """
+
+    def __init__(self, uri: str | None, *, table: str | None = None, **fields: Any) -> None:
+        self._uri = uri
         self._fields = {
             "exit_code": None,
             "error": None,
-            "table": arguments.table,
-            **arguments.report_fields,
+            "table": table,
+            **fields,
             "application": None,
             "started_at": time.time(),
             "finished_at": None,

@@ -14,20 +14,31 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pyspark.sql import SparkSession
 
-from lock_manager import LockManager, SluiceError
+from lock_manager import (
+    EnsembleRefusedError,
+    EnsembleUnavailableError,
+    LockManager,
+    LockSettings,
+    ResourceError,
+    SluiceError,
+    canonical_table_uri,
+    tracing,
+)
 from lock_manager.coordinator import WAITING_LOGGER
+from lock_manager.events import Event, emit
 from lock_manager.managers import manager_of
-from lock_manager.metrics import MetricsExporter
 from writer_jobs.delta.session import build_session, refuse_lenient_casts, running_session
 from writer_jobs.errors import StorageError, WriteFailedError
-from writer_jobs.job.arguments import HelpShown, JobArguments
+from writer_jobs.job.arguments import HelpShown, JobArguments, report_uri
 from writer_jobs.job.exit_codes import BAD_ARGUMENTS, DONE, exit_code_of, sentence_of
+from writer_jobs.job.metrics import start_metrics
 from writer_jobs.job.output import JobOutput, JvmStandardError, Report, driver_files, under_spark_submit
 from writer_jobs.job.stop_signals import JobStopped, StopSignals, stop_when_orphaned
+from writer_jobs.lineage.job_run import recorded_job
 from writer_jobs.writer import LockedDeltaWriter
 
 # A server that is down refuses a TCP connection at once. A server that restarts gets this much time.
@@ -50,7 +61,6 @@ class JobContext(Generic[_Arguments]):
         manager: Lock manager whose default timeout is ``--lock-timeout``.
         stop: SIGTERM and Ctrl-C. Work that must not be interrupted runs within ``stop.deferred``.
         report: Adds fields to the report, if there is one.
-        metrics: Exporter of the metrics; None for no metrics.
 
     """
 
@@ -61,7 +71,6 @@ class JobContext(Generic[_Arguments]):
     output: JobOutput
     stop: StopSignals
     report: Callable[..., None]
-    metrics: MetricsExporter | None = None
 
     @cached_property
     def writer(self) -> LockedDeltaWriter:
@@ -97,24 +106,26 @@ class Job(Generic[_Arguments]):
             return DONE
         except SluiceError as error:
             self._print_error(sentence_of(error))
+            self._finish_report(Report(report_uri(argv)), exit_code=BAD_ARGUMENTS, error=sentence_of(error))
             return BAD_ARGUMENTS
-        output, report = JobOutput(arguments.commits), Report(arguments)
+        output = JobOutput(arguments.commits)
+        report = Report(arguments.report, table=arguments.table, **arguments.report_fields)
         code, sentence = DONE, None
         try:
-            with StopSignals() as stop:
+            with (
+                StopSignals() as stop,
+                tracing.span("job", {"sluice.program": self.program}, parent=tracing.parent_of_process()),
+            ):
                 arguments.check()
-                with nullcontext() if arguments.metrics is None else MetricsExporter(arguments.metrics) as metrics:
-                    self._work(arguments, output, stop, report, metrics)
+                with nullcontext() if arguments.metrics is None else start_metrics(arguments.metrics):
+                    self._work(arguments, output, stop, report)
         except (Exception, JobStopped, KeyboardInterrupt) as error:  # noqa: BLE001 (becomes an exit code and a sentence)
             if arguments.verbose:
                 traceback.print_exception(error)
             code, sentence = exit_code_of(error), sentence_of(error) + output.committed_suffix()
             self._print_error(sentence)
         if not report.write_failed:
-            try:
-                report.write(exit_code=code, error=sentence, finished_at=time.time(), **output.report_fields)
-            except SluiceError as error:
-                self._print_error(f"the report was not written: {error}")
+            self._finish_report(report, exit_code=code, error=sentence, **output.report_fields)
         return code
 
     def run_as_program(self) -> int:
@@ -128,26 +139,18 @@ class Job(Generic[_Arguments]):
             warnings.simplefilter("ignore")
             for name in _PYSPARK_LOGGERS:
                 logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-            # Always shown: commits that a guard in observe mode would refuse, writes that go on without ZooKeeper, and
-            # the holder that the job waits for.
-            for name in ("lock_manager.guard.commit_guard", "lock_manager.courtesy_queue"):
+            # Always shown: commits that a guard in observe mode would refuse, writes that go on without ZooKeeper,
+            # lineage events that were not sent, and the holder that the job waits for.
+            for name in ("lock_manager.guard.commit_guard", "lock_manager.courtesy_queue", "writer_jobs.lineage"):
                 logging.getLogger(name).setLevel(logging.WARNING)
             logging.getLogger(WAITING_LOGGER).setLevel(logging.INFO)
+        tracing.start_sdk()
         return self.run()
 
-    def _work(
-        self,
-        arguments: _Arguments,
-        output: JobOutput,
-        stop: StopSignals,
-        report: Report,
-        metrics: MetricsExporter | None,
-    ) -> None:
+    def _work(self, arguments: _Arguments, output: JobOutput, stop: StopSignals, report: Report) -> None:
         settings = arguments.lock_settings()
-        with manager_of(settings) as probe:
-            # Before the session starts, because executors, listing and reading are expensive.
-            probe.check_reachable(_REACH_SECONDS)
-            probe.connect(min(_MAX_CONNECT_SECONDS, max(settings.timeout_seconds, _MIN_CONNECT_SECONDS)))
+        # Before the session starts, because executors, listing and reading are expensive.
+        _check_coordinator(settings, arguments.table)
         arguments.check_local_sources(driver_files())
         with _session(self.program, arguments.session_settings, verbose=arguments.verbose) as spark:
             stop.install()
@@ -155,8 +158,9 @@ class Job(Generic[_Arguments]):
             context = spark.sparkContext
             # This write also shows whether the report can be written.
             report.write(application=context.applicationId)
-            settings = replace(settings, job=settings.job or context.appName, app_id=context.applicationId)
-            with manager_of(settings) as manager:
+            name, is_stream = settings.job or context.appName, arguments.commits is None
+            settings = replace(settings, job=name, app_id=context.applicationId)
+            with manager_of(settings) as manager, recorded_job(spark, name, is_stream=is_stream):
                 self.work(
                     JobContext(
                         program=self.program,
@@ -166,13 +170,32 @@ class Job(Generic[_Arguments]):
                         output=output,
                         stop=stop,
                         report=report.write,
-                        metrics=metrics,
                     )
                 )
+
+    def _finish_report(self, report: Report, **fields: Any) -> None:
+        try:
+            report.write(finished_at=time.time(), **fields)
+        except SluiceError as error:
+            self._print_error(f"the report was not written: {error}")
 
     def _print_error(self, sentence: str) -> None:
         with suppress(OSError):
             print(f"{self.program}: {sentence}", file=sys.stderr, flush=True)
+
+
+def _check_coordinator(settings: LockSettings, table: str) -> None:
+    """Connect to the coordinator once. The metrics count a failure for the table as the arguments name it."""
+    try:
+        with manager_of(settings) as manager:
+            manager.check_reachable(_REACH_SECONDS)
+            manager.connect(min(_MAX_CONNECT_SECONDS, max(settings.timeout_seconds, _MIN_CONNECT_SECONDS)))
+    except (EnsembleUnavailableError, EnsembleRefusedError) as error:
+        # Without a session the name of a table in a catalog cannot be resolved.
+        with suppress(ResourceError):
+            table = canonical_table_uri(table)
+        emit(Event.UNAVAILABLE, table, error=type(error).__name__)
+        raise
 
 
 @contextmanager

@@ -202,7 +202,7 @@ def _upsert_stream(context: JobContext[UpsertArguments], stream: StreamArguments
             result = apply_changes(writer, changes, **options, txn=txn, before_write=before_write)
         return replace(result, missing_files=missing_count)
 
-    run_stream(context, batches.frame(arguments.max_files_per_batch), stream, apply)
+    run_stream(context, batches.frame(arguments.max_files_per_batch), stream, apply, source=batches.path)
 
 
 def _read_changes(context: JobContext[UpsertArguments], sources: SourceFiles) -> DataFrame:

@@ -55,11 +55,16 @@ class RowsResult:
     missing_files: int = 0
 
     @property
+    def newest_at(self) -> float | None:
+        """The newest event time, in seconds since the epoch; None if there is none."""
+        return None if self.newest is None else self.newest.timestamp()
+
+    @property
     def counts(self) -> dict[str, Any]:
         """Counters, event times, and ``lag_s`` (age of the newest row in seconds), by name; JSON values."""
         return {
             **{name: getattr(self, name) for name in COUNTERS},
             "newest_event_time": None if self.newest is None else self.newest.isoformat(),
             "watermark": None if self.watermark is None else self.watermark.isoformat(),
-            "lag_s": None if self.newest is None else round(time.time() - self.newest.timestamp(), 3),
+            "lag_s": None if self.newest_at is None else round(time.time() - self.newest_at, 3),
         }

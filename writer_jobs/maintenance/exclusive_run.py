@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 
-from lock_manager import Hold, LockManager, TableResource, TableScope
+from lock_manager import Hold, LockManager, TableResource, TableScope, tracing
 from lock_manager.coordinator import Cancellation, Inspector
 from lock_manager.queue_entry import QueueEntry
 
@@ -37,11 +37,14 @@ def exclusive_run(manager: LockManager, table: str, timeout_seconds: float | Non
     """
     scope, cancellation = TableScope.of(f"{table}/{MAINTENANCE_LOCK}"), Cancellation()
     outcomes: SimpleQueue[Hold | BaseException] = SimpleQueue()
-    block_ended = threading.Event()
+    block_ended, parent = threading.Event(), tracing.current()
 
     def hold_lock() -> None:
         try:
-            with manager.acquire_all([scope], timeout_seconds=timeout_seconds, cancellation=cancellation) as hold:
+            with (
+                parent.current(),
+                manager.acquire_all([scope], timeout_seconds=timeout_seconds, cancellation=cancellation) as hold,
+            ):
                 outcomes.put(hold)
                 block_ended.wait()
         except BaseException as error:  # noqa: BLE001 (raised in the thread of the block)

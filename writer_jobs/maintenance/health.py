@@ -148,6 +148,7 @@ class TableHealth:
             the log does not go back one hour.
         commits_per_day: Versions per day, over the same time.
         pins: Names of the pins that have not expired.
+        next_pin_expiry: When the first of these pins expires; None without pins.
         remembered_rows: Rows of a side table; 0 for any other table.
         expired_rows: Rows of a side table that no feed needs any more.
 
@@ -170,6 +171,7 @@ class TableHealth:
     growth_per_day: float | None = None
     commits_per_day: float | None = None
     pins: tuple[str, ...] = ()
+    next_pin_expiry: datetime | None = None
     remembered_rows: int = 0
     expired_rows: int = 0
 

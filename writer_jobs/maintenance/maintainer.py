@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
-from lock_manager import Hold, ResourceError, SluiceError
+from lock_manager import Hold, ResourceError, SluiceError, tracing
 from writer_jobs.commit.execution import CANCEL_AGAIN_SECONDS
 from writer_jobs.errors import MaintenanceError, StorageError
 from writer_jobs.maintenance.executor import MAX_TRIES, UnitExecutor
@@ -135,9 +135,12 @@ class TableMaintainer:
         fatal_error: SluiceError | None = None
         self._ended.clear()
 
+        parent = tracing.current()
+
         def execute(unit: WorkUnit) -> UnitResult:
             run_hold.check()
-            return self._executor.execute(unit, policy, deadline)
+            with parent.current():
+                return self._executor.execute(unit, policy, deadline)
 
         # The pool is inside the deferred block: a signal is raised only after the pool's threads have ended.
         with self._deferred(self._stop), ExitStack() as stack:

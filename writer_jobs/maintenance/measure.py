@@ -95,6 +95,7 @@ def _measure_once(spark: SparkSession, log: DeltaTableLog) -> Measurement:
         growth_per_day=growth_per_day,
         commits_per_day=commits_per_day,
         pins=tuple(pin.name for pin in pins_and_streams.pins),
+        next_pin_expiry=min((pin.expires_at for pin in pins_and_streams.pins), default=None),
         remembered_rows=remembered_rows,
         expired_rows=expired_rows,
     )

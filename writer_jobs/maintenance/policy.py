@@ -16,6 +16,9 @@ from writer_jobs.errors import TableError
 PREFIX = "sluice.maintenance."
 #: Days after which maintenance may delete rows of a side table. Feeds set this property on their side tables.
 FORGET_AFTER = f"{PREFIX}forgetAfterDays"
+#: HBase families with one version, separated by commas. Feeds set this property on ``TABLE_cells``. A release of Sluice
+#: that does not know it refuses to maintain the table, because it would delete cells that are needed.
+SINGLE_VERSION_FAMILIES = f"{PREFIX}singleVersionFamilies"
 _DELTA_TARGET = "delta.targetFileSize"
 _SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmg]?)(?:i?b)?", re.IGNORECASE)
@@ -46,6 +49,7 @@ class Policy:
         unordered_share: Share of a partition's bytes that must be newer than its last Z-order before the next one.
         deleted_share: Share of a partition's rows that must be deleted before a purge rewrites its files.
         forget_after_days: Days after which rows of a side table may expire; None: the property is not set.
+        single_version_families: HBase families whose older versions expire at once.
         expired_share: Share of a side table's rows that must be expired before a rewrite drops them.
         streams: Checkpoint folders of the streams that read the table. Maintenance keeps the files and versions that
             these streams still need.
@@ -59,6 +63,7 @@ class Policy:
     unordered_share: float = 0.2
     deleted_share: float = 0.05
     forget_after_days: float | None = None
+    single_version_families: tuple[str, ...] = ()
     expired_share: float = 0.2
     streams: tuple[str, ...] = ()
     auto: frozenset[Action] = frozenset(Action)
@@ -88,6 +93,7 @@ class Policy:
             "unorderedShare": ("unordered_share", _share),
             "deletedRowShare": ("deleted_share", _share),
             "forgetAfterDays": ("forget_after_days", _days),
+            "singleVersionFamilies": ("single_version_families", _list),
             "expiredRowShare": ("expired_share", _share),
             "streams": ("streams", _list),
             "auto": ("auto", _actions),

@@ -25,9 +25,8 @@ class PinFiles:
 
     def all(self) -> list[Pin]:
         """Return all pins by name, including expired ones."""
-        entries = self._files.children(self._folder)
-        paths = [entry.path for entry in entries if entry.name.endswith(_SUFFIX) and not entry.name.startswith(".")]
-        return [pin for pin in map(self._read, paths) if pin is not None]
+        pins = (self._read(file.path) for file in self._files.json_files(self._folder))
+        return [pin for pin in pins if pin is not None]
 
     def find(self, name: str) -> Pin | None:
         """Return the pin with a name; None if there is none."""

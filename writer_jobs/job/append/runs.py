@@ -115,14 +115,13 @@ class RunRecords:
 
     def all(self) -> list[Run]:
         """Return every complete record, with that of an earlier release last."""
-        names = [entry.name for entry in self._files.children(self.folder)]
-        digests = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+        digests = [file.name.removesuffix(".json") for file in self._files.json_files(self.folder)]
         return [run for run in (*map(self.with_digest, digests), self.of_earlier_release()) if run is not None]
 
     def only_record(self) -> Run | None:
         """Return the only complete record, if the folder has at most one file; else None."""
-        entries = self._files.children(self.folder)
-        return runs[0] if len(entries) <= 1 and len(runs := self.all()) == 1 else None
+        files = self._files.json_files(self.folder)
+        return runs[0] if len(files) <= 1 and len(runs := self.all()) == 1 else None
 
     def with_digest(self, digest: str) -> Run | None:
         """Return the record with this hash; None if it is missing or incomplete."""

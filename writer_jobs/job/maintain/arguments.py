@@ -52,6 +52,8 @@ the defaults in parentheses:
   sluice.maintenance.unorderedShare   --auto orders a partition again if at least this share of its bytes is new (0.2)
   sluice.maintenance.deletedRowShare  --auto purges a partition if at least this share of its rows is deleted (0.05)
   sluice.maintenance.forgetAfterDays  set by feeds on TABLE_tombstones, TABLE_cells: the longest --tombstone-days
+  sluice.maintenance.singleVersionFamilies
+                                      set by feeds on TABLE_cells: HBase families with one version; do not change it
   sluice.maintenance.expiredRowShare  --auto rewrites these two tables if at least this share of their rows is expired
                                       (0.2)
   sluice.maintenance.streams          checkpoint folders of streams that read the table; maintenance keeps the files

@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import StorageError
 from writer_jobs.job.output import JobOutput
-from writer_jobs.maintenance.gauges import HealthGauges
+from writer_jobs.maintenance.gauges import record_health, record_maintenance
 from writer_jobs.maintenance.measure import Measurement
-from writer_jobs.maintenance.page import page
 from writer_jobs.maintenance.result import MaintenanceReport
+from writer_jobs.page.health import page
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +36,11 @@ class HealthPublisher:
         spark: SparkSession,
         *,
         page_uri: str | None = None,
-        gauges: HealthGauges | None = None,
     ) -> None:
         self._output = output
         self._add_to_report = add_to_report
         self._files = HadoopFiles.of(spark)
         self._page_uri = page_uri
-        self._gauges = gauges
         self._reports: list[MaintenanceReport] = []
         self._failure_messages: dict[str, str] = {}
         self._needs_write = False
@@ -65,8 +63,7 @@ class HealthPublisher:
     def publish_health(self, report: MaintenanceReport) -> None:
         """Publish the health of a table before the work on it."""
         health = report.before
-        if self._gauges is not None:
-            self._gauges.update(health, report.findings)
+        record_health(health, report.findings)
         self._output.event(
             "measured",
             table=health.table,
@@ -97,10 +94,9 @@ class HealthPublisher:
         """Publish the report of a table that was maintained, or only measured."""
         self._current_report = None
         self._reports.append(report)
-        if self._gauges is not None:
-            if report.after is not None:
-                self._gauges.update(report.after, report.findings_after)
-            self._gauges.count(report)
+        if report.after is not None:
+            record_health(report.after, report.findings_after)
+        record_maintenance(report)
         self._tables.append(report.to_json())
         self._output.event(
             "table",
@@ -141,8 +137,7 @@ class HealthPublisher:
         self._failure_messages[table] = message
         if report is not None:
             self._reports.append(report)
-            if self._gauges is not None:
-                self._gauges.count(report)
+            record_maintenance(report)
         self._tables.append(
             {"table": table, "error": message, "exit_code": code, **({} if report is None else report.to_json())}
         )

@@ -11,7 +11,6 @@ from writer_jobs.job.maintain.arguments import PROGRAM, MaintainArguments, parse
 from writer_jobs.job.maintain.publisher import HealthPublisher
 from writer_jobs.job.runner import Job, JobContext
 from writer_jobs.maintenance.executor import UnitExecutor
-from writer_jobs.maintenance.gauges import HealthGauges
 from writer_jobs.maintenance.maintainer import TableMaintainer
 from writer_jobs.maintenance.measure import Measurement
 from writer_jobs.maintenance.table_list import list_tables, order_by_worth
@@ -19,8 +18,7 @@ from writer_jobs.maintenance.table_list import list_tables, order_by_worth
 
 def _maintain(context: JobContext[MaintainArguments]) -> None:
     arguments, spark = context.arguments, context.spark
-    gauges = None if context.metrics is None else HealthGauges(context.metrics.registry)
-    publisher = HealthPublisher(context.output, context.report, spark, page_uri=arguments.page, gauges=gauges)
+    publisher = HealthPublisher(context.output, context.report, spark, page_uri=arguments.page)
     publisher.start()
     budget = Deadline(math.inf if arguments.budget is None else arguments.budget)
     tables = list_tables(spark, arguments.tables, catalog=arguments.catalog, tables_file=arguments.tables_file)

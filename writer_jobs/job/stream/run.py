@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,13 +35,15 @@ class RowSource:
     """A source of rows.
 
     Attributes:
-        identity: The fields of the source in the checkpoint's record of the query.
+        kind: Name of the field of the source in the checkpoint's record of the query.
+        name: Value of that field: the topic, or the location of the table or the files.
         frame: The streaming data frame.
         open_batch: Returns a context with the rows of a micro-batch, from its data frame and its number.
 
     """
 
-    identity: Mapping[str, str]
+    kind: str
+    name: str
     frame: DataFrame
     open_batch: Callable[[DataFrame, int], AbstractContextManager[RowBatch]]
 
@@ -57,7 +59,7 @@ def _topic_source(context: JobContext[StreamJobArguments]) -> RowSource:
     servers, topic, schema = arguments.kafka or "", arguments.topic or "", arguments.value_schema or ""
     json_messages = JsonMessages(context.writer, arguments, schema)
     frame = messages_of_topic(context.spark, servers, topic, arguments.options, stream=True).rows
-    return RowSource({"topic": topic}, frame, lambda batch, _: json_messages.rows(batch))
+    return RowSource("topic", topic, frame, lambda batch, _: json_messages.rows(batch))
 
 
 def _table_source(context: JobContext[StreamJobArguments], table: str) -> RowSource:
@@ -81,7 +83,7 @@ def _table_source(context: JobContext[StreamJobArguments], table: str) -> RowSou
         )
         return nullcontext(separate_dead_letters(messages, context.writer, arguments))
 
-    return RowSource({"source-table": location}, frame, open_batch)
+    return RowSource("source-table", location, frame, open_batch)
 
 
 def _file_source(context: JobContext[StreamJobArguments]) -> RowSource:
@@ -101,7 +103,7 @@ def _file_source(context: JobContext[StreamJobArguments]) -> RowSource:
             with json_messages.rows(_file_messages(context, sources)) as rows_of_messages:
                 yield replace(rows_of_messages, missing_files=missing_count)
 
-    return RowSource({"source": batches.path}, batches.frame(arguments.max_files_per_batch), open_batch)
+    return RowSource("source", batches.path, batches.frame(arguments.max_files_per_batch), open_batch)
 
 
 def _file_rows(context: JobContext[StreamJobArguments], sources: SourceFiles) -> DataFrame:
@@ -135,7 +137,7 @@ def _stream(context: JobContext[StreamJobArguments]) -> None:
     checkpoint, files = arguments.stream.checkpoint, HadoopFiles.of(context.spark)
     source, totals = _row_source(context), AppliedTotals(writer)
     stream = RowStream(writer, files, checkpoint, cast("RowOptions", arguments.apply_options))
-    claim_checkpoint(files, checkpoint, {**stream.query_identity, **source.identity})
+    claim_checkpoint(files, checkpoint, {**stream.query_identity, source.kind: source.name})
 
     def apply(frame: DataFrame, txn: tuple[str, int], before_write: Callable[[Hold], None]) -> RowsResult:
         result = stream.apply(partial(source.open_batch, frame, txn[1]), txn, before_write)
@@ -143,7 +145,7 @@ def _stream(context: JobContext[StreamJobArguments]) -> None:
         totals.add(result.dead_letters, result.dead_reason, is_applied=is_applied)
         return result
 
-    run_stream(context, source.frame, arguments.stream, apply)
+    run_stream(context, source.frame, arguments.stream, apply, source=source.name)
     totals.refuse_nothing_applied()
 
 

@@ -1,4 +1,4 @@
-"""Bar charts of the health page, as SVG within HTML."""
+"""Charts, as SVG within HTML."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from writer_jobs.maintenance.findings import size_text
 from writer_jobs.maintenance.health import SIZE_BOUNDS
+from writer_jobs.page.elements import Html
 
 _WIDTH = 480
 _LABEL_WIDTH = 170
@@ -16,7 +17,7 @@ _BAR_HEIGHT = 14
 _LONGEST_LABEL = 24
 
 
-def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
+def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> Html:
     """Return a bar chart. A row has a name, a value, and the text after its bar; the longest bar fills the width."""
     largest = max((value for _, value, _ in rows), default=0) or 1
     width = _WIDTH - _LABEL_WIDTH - _NUMBER_WIDTH
@@ -34,7 +35,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
     return _svg(title, [(name, text) for name, _, text in rows], len(rows) * _ROW_HEIGHT + 4, elements)
 
 
-def histogram(title: str, before: Sequence[int], after: Sequence[int] | None = None) -> str:
+def histogram(title: str, before: Sequence[int], after: Sequence[int] | None = None) -> Html:
     """Return a histogram of the number of files in each class of :data:`SIZE_BOUNDS`, of one series or two."""
     names = [f"< {size_text(bound).replace('.0 ', ' ')}" for bound in SIZE_BOUNDS]
     names.append(f"≥ {size_text(SIZE_BOUNDS[-1]).replace('.0 ', ' ')}")
@@ -58,10 +59,10 @@ def histogram(title: str, before: Sequence[int], after: Sequence[int] | None = N
     return _svg(title, rows, len(names) * height + 4, elements)
 
 
-def _svg(title: str, rows: Sequence[tuple[str, str]], height: int, elements: Sequence[str]) -> str:
+def _svg(title: str, rows: Sequence[tuple[str, str]], height: int, elements: Sequence[str]) -> Html:
     """Return an SVG image; its description lists the rows (name and text) for screen readers."""
     description = html.escape("; ".join(f"{name}: {text}" for name, text in rows))
-    return (
+    return Html(
         f'<svg role="img" viewBox="0 0 {_WIDTH} {height}"><title>{html.escape(title)}</title><desc>{description}</desc>'
         f"{''.join(elements)}</svg>"
     )

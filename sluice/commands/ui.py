@@ -1,0 +1,79 @@
+"""The command ``ui``."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from sluice.commands.options import (
+    LockRootOption,
+    LockUrlOption,
+    StorageOption,
+    ZooKeeperOption,
+    lock_settings,
+    parse_pairs,
+)
+from sluice.interrupts import interruptible
+
+
+def ui(
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TABLE]...", help="Tables to show although they were never locked: s3a://…, file:… or a path."
+        ),
+    ] = None,
+    *,
+    zookeeper: ZooKeeperOption = None,
+    lock_url: LockUrlOption = None,
+    lock_root: LockRootOption = None,
+    listen: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT", help="Address of the page. From other machines a token is needed."),
+    ] = "127.0.0.1:7070",
+    prometheus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Prometheus with the writers' metrics: refusals, lost locks, lag of streams, findings."
+        ),
+    ] = None,
+    storage_option: StorageOption = None,
+) -> None:
+    """Show all tables in the browser: their holders and waiters, with their times.
+
+    The page of a table shows its queue, its last hour, its commits with their
+    writers and tokens, and its pins. It reads ZooKeeper (or the locks on S3), the
+    logs and Prometheus, takes no lock and changes nothing. It updates itself.
+
+    [bold]sluice ui --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
+    [bold]sluice ui --prometheus http://prometheus:9090[/]
+    [bold]sluice ui --listen 0.0.0.0:7070[/]      for other machines, with a token
+
+    With another address than this machine's own, the printed address has a token
+    ($SLUICE_UI_TOKEN, else a new one), without which nothing is shown.
+
+    Exit codes: 1 the address is taken, 2 bad arguments, 130 Ctrl-C.
+    """
+    from sluice.ui.figures import Prometheus  # noqa: PLC0415
+    from sluice.ui.live_state import LiveState  # noqa: PLC0415
+    from sluice.ui.pages import Pages  # noqa: PLC0415
+    from sluice.ui.server import find_token, make_app, open_socket, parse_address, serve  # noqa: PLC0415
+
+    settings = lock_settings(zookeeper, lock_root, lock_url=lock_url)
+    options = parse_pairs(storage_option)
+    host, port = parse_address(listen)
+    server = None if prometheus is None else Prometheus(prometheus)
+    token = find_token(host, os.environ)
+    with (
+        interruptible(),
+        open_socket(host, port) as listener,
+        LiveState(settings, tables or (), options, server) as state,
+    ):
+        pages = Pages(state, settings.lock_url or settings.zk_hosts, has_figures=server is not None)
+        app = make_app(state, pages, token=token)
+        name = f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{listener.getsockname()[1]}/" + (f"?token={token}" if token else "")
+        print(f"{address}   (Ctrl-C ends it)", flush=True)
+        serve(app, listener, state.stop)

@@ -1,0 +1,553 @@
+"""`sluice ui`: what its pages show in a real browser, who may open them, and that it changes nothing."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, write_deltalake
+from kazoo.client import KazooClient
+
+from lock_manager import LockCancelledError, LockSettings, TableResource, commit_metadata
+from lock_manager.events import Event, emit
+from lock_manager.metrics import MetricsExporter
+from lock_manager.table_records.commit_stamp import note_as_user_metadata, note_of_write
+from lock_manager.table_records.pins import PINS_FOLDER, Pin, PinnedTable
+from lock_manager.testing.embedded import EmbeddedZooKeeper
+from lock_manager.zookeeper.znodes import Mode, new_contender_path, table_node
+from sluice.audit.log_folder import s3_client
+from sluice.local.s3 import LocalS3
+from sluice.ui.log_tail import LogTail
+from sluice.ui.server import TOKEN_VARIABLE, find_token
+from tests.support.browser import Browser, running_browser
+from tests.support.prometheus import PrometheusServer, needs_prometheus
+from tests.support.rivals import RivalManager
+from tests.unit.test_health_page import maintenance_report
+from writer_jobs.maintenance.findings import find
+from writer_jobs.maintenance.gauges import record_health
+from writer_jobs.maintenance.policy import Policy
+from writer_jobs.streaming.feed_metrics import FeedProgress
+
+TABLE = "s3://lake/flights"
+#: A name that is HTML.
+HOSTILE = "s3://lake/<img src=x onerror=alert(1)>&'\""
+JOB = "nightly <b>load</b>"
+WIDTHS = (pytest.param(1280, marks=pytest.mark.full), 390)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+TOKEN = "s3cret"  # noqa: S105 (of a test)
+
+
+@dataclass
+class Ui:
+    """A running `sluice ui`."""
+
+    process: subprocess.Popen[str]
+    address: str
+    errors: Path
+
+    @property
+    def port(self) -> int:
+        return int(re.search(r":(\d+)/", self.address)[1])  # type: ignore[index]
+
+    def table_address(self, table: str) -> str:
+        return f"{self.address}table?uri={quote(table, safe='')}"
+
+    def get(self, path: str = "/", **headers: str) -> tuple[int, dict[str, str], str]:
+        """Return status, headers and text of an answer; redirections are not followed."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("GET", path, headers=headers)
+            response = connection.getresponse()
+            return response.status, dict(response.getheaders()), response.read().decode()
+        finally:
+            connection.close()
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+@dataclass
+class Lake:
+    """An empty lock root with two managers."""
+
+    settings: LockSettings
+    folder: Path
+    stack: ExitStack
+    eventually: Callable[..., None]
+    waiters: list[threading.Thread] = field(default_factory=list)
+    awaited_tables: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.writer = self.manager(JOB)
+        self.rival = self.manager("optimize")
+
+    def manager(self, job: str) -> RivalManager:
+        return self.stack.enter_context(RivalManager(self.settings, job=job))
+
+    def wait_in_queue(self, table: str, count: int = 1) -> None:
+        """Request the lock in threads. They wait until the request is cancelled, at the latest after the test."""
+        self.awaited_tables.add(table)
+
+        def acquire() -> None:
+            with suppress(LockCancelledError):
+                self.rival.acquire(table).release()
+
+        for _ in range(count):
+            thread = threading.Thread(target=acquire, daemon=True)
+            thread.start()
+            self.waiters.append(thread)
+
+    def commit(self, table: Path, number: int, *, locked: bool = True) -> None:
+        """Append a row with delta-rs."""
+        row = pa.table({"id": [number]})
+        if not locked:
+            write_deltalake(table, row, mode="append")
+            return
+        with self.writer.acquire(table) as hold:
+            metadata = commit_metadata(hold, job=JOB)
+            write_deltalake(table, row, mode="append", commit_properties=CommitProperties(custom_metadata=metadata))
+
+    @contextmanager
+    def ui(self, *arguments: str, listen: str = "127.0.0.1:0", **variables: str) -> Iterator[Ui]:
+        """Run `sluice ui` in a process of its own."""
+        errors = self.folder / f"ui-{uuid.uuid4()}.txt"
+        options = ["--zookeeper", self.settings.zk_hosts, "--lock-root", self.settings.lock_root, "--listen", listen]
+        with errors.open("w") as error_file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "sluice", "ui", *options, *arguments],
+                stdout=subprocess.PIPE, stderr=error_file, text=True, env={**os.environ, **variables},
+            )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert "(Ctrl-C ends it)" in line, errors.read_text()
+            yield Ui(process, line.split()[0], errors)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def lake(zookeeper: Any, tmp_path: Path, eventually: Callable[..., None]) -> Iterator[Lake]:
+    settings = LockSettings(zk_hosts=zookeeper.hosts, lock_root=f"/{uuid.uuid4()}", timeout_seconds=600)
+    with ExitStack() as stack:
+        lake = Lake(settings, tmp_path, stack, eventually)
+        yield lake
+        for table in lake.awaited_tables:
+            lake.rival.cancel(table)
+        for waiter in lake.waiters:
+            waiter.join(30)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as running:
+        yield running
+        assert running.problems == []
+
+
+def znodes(client: KazooClient, path: str) -> dict[str, int]:
+    """Return the version of the children of each znode below a path."""
+    data, stat = client.get(path)
+    nodes = {path: (stat.cversion, stat.version, data)}
+    for name in client.get_children(path):
+        nodes |= znodes(client, f"{path}/{name}")
+    return nodes
+
+
+def test_the_page_of_all_tables_follows_the_locks(lake: Lake, browser: Browser) -> None:
+    lake.rival.acquire("s3://lake/airports").release()
+    with lake.ui() as ui:
+        page = browser.open(ui.address)
+        page.get_by_text("1 table, 0 holders, 0 waiting requests").wait_for()
+        page.get_by_text("No table is locked.").wait_for()
+        with lake.writer.acquire(TABLE):
+            page.get_by_text("2 tables, 1 holder, 0 waiting requests").wait_for()
+            lake.wait_in_queue(TABLE, 3)
+            page.get_by_text("2 tables, 1 holder, 3 waiting requests").wait_for()
+            text = page.locator("#busy").inner_text()
+            host = f"{socket.gethostname()} pid {os.getpid()}"
+            assert re.search(rf"{re.escape(JOB)}, {host} holds the table for \d+ s\n", text), text
+            assert re.search(rf"optimize, {host} and 2 more wait for it, the first for \d+ s", text), text
+            assert "1 holding, 3 waiting" in page.locator("table.tables").inner_text()
+            lake.rival.cancel(TABLE)
+            page.get_by_text("2 tables, 1 holder, 0 waiting requests").wait_for()
+        page.get_by_text("2 tables, 0 holders, 0 waiting requests").wait_for()
+        page.close()
+
+
+def test_the_page_of_a_table_shows_queue_last_hour_commits_and_pins(lake: Lake, browser: Browser) -> None:
+    table = lake.folder / "flights"
+    uri = TableResource.of(table).uri
+    for number in range(3):
+        lake.commit(table, number)
+    lake.commit(table, 3, locked=False)
+    expiry = datetime(2099, 1, 2, 3, 4, 5, tzinfo=UTC)
+    pinned = PinnedTable(
+        table=uri, location=str(table), table_id="id", version=2, committed_at=NOW, passed_version=None, event_time=None
+    )
+    pin = Pin(name="q3", pin_id="1", at=None, created_at=NOW, expires_at=expiry, tables=(pinned,), job="<audit>")
+    (table / PINS_FOLDER).mkdir()
+    (table / PINS_FOLDER / "q3.json").write_text(json.dumps(pin.to_json()))
+    with lake.ui() as ui:
+        page = browser.open(ui.address)
+        # Keyboard alone: find the table, go to it, open its page.
+        page.keyboard.press("/")
+        page.keyboard.type("FLIGHTS")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.locator("h1", has_text=uri).wait_for()
+        page.locator("table.commits tbody tr").nth(3).wait_for()
+        commits = [row.split("\t") for row in page.locator("table.commits tbody").inner_text().splitlines()]
+        assert [(row[0], row[2], row[3], row[4]) for row in commits] == [
+            ("3", "WRITE", "no lock", "1"), *((str(number), "WRITE", JOB, "1") for number in (2, 1, 0)),
+        ]  # fmt: skip
+        assert all(row[6].isdecimal() for row in commits[1:])
+        page.get_by_text("<audit>").wait_for()
+        assert "2099-01-02 03:04:05\t2\t<audit>" in page.locator("table.pins").inner_text()
+        page.get_by_text("Nobody holds the lock or waits for it.").wait_for()
+        # A commit that is made now.
+        lake.commit(table, 4)
+        page.locator("table.commits tbody tr").nth(4).wait_for()
+        page.get_by_text("As a table").click()
+        page.locator("table.operations tbody tr", has_text=JOB).first.wait_for()
+        assert page.locator("svg.timeline line.commit").count() == 5
+        with lake.writer.acquire(table):
+            page.locator("table.queue tbody tr", has_text="holds").wait_for()
+            # The list that was opened stays open.
+            assert page.locator("table.operations").is_visible()
+        page.close()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_fit_on_screens_and_show_hostile_names_as_text(lake: Lake, browser: Browser, width: int) -> None:
+    lake.writer.acquire("s3://lake/" + "a-long-name-" * 12).release()
+    with lake.writer.acquire(HOSTILE), lake.ui() as ui:
+        lake.wait_in_queue(HOSTILE)
+        page = browser.open(ui.address, width)
+        page.get_by_text("1 waiting request").wait_for()
+        for step in ("all tables", "one table"):
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, step
+            assert page.locator("img").count() == 0
+            assert page.get_by_text(HOSTILE).first.is_visible()
+            if step == "all tables":
+                page.locator("#busy a").click()
+                page.locator("table.queue").wait_for()
+        assert JOB in page.locator("table.queue").inner_text()
+        page.close()
+
+
+@pytest.mark.full
+def test_a_page_reports_that_zookeeper_does_not_answer(
+    tmp_path: Path, eventually: Callable[..., None], browser: Browser
+) -> None:
+    with EmbeddedZooKeeper() as zookeeper, ExitStack() as stack:
+        lake = Lake(LockSettings(zk_hosts=zookeeper.hosts, timeout_seconds=600), tmp_path, stack, eventually)
+        lake.writer.acquire(TABLE).release()
+        with lake.ui() as ui:
+            page = browser.open(ui.address)
+            page.get_by_text("1 table, 0 holders").wait_for()
+            (server,) = zookeeper.servers
+            server.kill()
+            page.get_by_role("alert").wait_for()
+            assert "ZooKeeper at" in page.get_by_role("alert").inner_text()
+            server.start()
+            page.get_by_role("alert").wait_for(state="detached")
+            with lake.writer.acquire(TABLE):
+                page.get_by_text("1 table, 1 holder").wait_for()
+            page.close()
+
+
+@pytest.mark.full
+def test_a_page_without_its_server_says_so(lake: Lake, browser: Browser) -> None:
+    with lake.ui() as ui:
+        page = browser.open(ui.address)
+        page.get_by_text("0 tables").wait_for()
+        ui.stop()
+        page.get_by_text("sluice ui does not answer").wait_for()
+        with lake.ui(listen=f"127.0.0.1:{ui.port}"):
+            page.get_by_text("0 tables").wait_for()
+        page.close()
+    # The browser reports that the connection was refused.
+    browser.problems[:] = [problem for problem in browser.problems if "net::ERR_" not in problem]
+
+
+def test_nothing_is_written_and_no_lock_is_taken(lake: Lake, ensemble_client: KazooClient) -> None:
+    table = lake.folder / "flights"
+    lake.commit(table, 1)
+    uri = TableResource.of(table).uri
+    before = znodes(ensemble_client, lake.settings.lock_root)
+    files = {path: path.stat().st_mtime_ns for path in table.rglob("*")}
+    with lake.ui() as ui:
+        lake.eventually(lambda: "1 table," in ui.get()[2], within=30)
+        lake.eventually(lambda: 'table class="commits"' in ui.get(f"/table?uri={quote(uri, safe='')}")[2], within=30)
+    assert znodes(ensemble_client, lake.settings.lock_root) == before
+    assert {path: path.stat().st_mtime_ns for path in table.rglob("*")} == files
+    # Negative control: a lock changes the znodes.
+    lake.writer.acquire(table).release()
+    assert znodes(ensemble_client, lake.settings.lock_root) != before
+
+
+def test_only_known_tables_are_read(lake: Lake) -> None:
+    (lake.folder / "secret").mkdir()
+    address = f"/table?uri={quote(TableResource.of(lake.folder / 'secret').uri, safe='')}"
+    with lake.ui() as ui:
+        assert ui.get(address)[0] == ui.get(address.replace("/table", "/live"))[0] == 404
+    with lake.ui(str(lake.folder / "secret")) as ui:
+        assert ui.get(address)[0] == 200
+
+
+def test_other_machines_need_the_token_and_pages_of_other_sites_are_refused(lake: Lake) -> None:
+    with lake.ui() as ui:
+        assert ui.address.endswith("/")
+        status, headers, _ = ui.get()
+        assert status == 200
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert ui.get(Host="attacker.example")[0] == ui.get("/live", Host="attacker.example")[0] == 403
+        assert ui.get("/live", **{"Sec-Fetch-Site": "cross-site"})[0] == 403
+    with lake.ui(SLUICE_UI_TOKEN=TOKEN) as ui:
+        assert ui.address.endswith(f"/?token={TOKEN}")
+        for path in ("/", "/table?uri=a", "/live", "/page.js", "/?token=wrong", "/?token=%C3%A4"):
+            assert ui.get(path)[0] == 401, path
+        assert ui.get(Cookie="sluice_token=wrong")[0] == ui.get(Authorization="Bearer wrong")[0] == 401
+        status, headers, _ = ui.get(f"/?token={TOKEN}")
+        assert (status, headers["location"]) == (303, "/")
+        cookie = headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "Secure" not in cookie
+        assert "Secure" in ui.get(f"/?token={TOKEN}", **{"X-Forwarded-Proto": "https"})[1]["set-cookie"]
+        # Behind a proxy.
+        assert ui.get(Host="sluice.example", Authorization=f"Bearer {TOKEN}")[0] == 200
+        assert ui.get(Cookie=cookie.partition(";")[0])[0] == ui.get(Authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_every_other_address_than_this_machine_s_own_gets_a_token() -> None:
+    assert [find_token(host, {}) for host in ("127.0.0.1", "localhost", "::1")] == [None] * 3
+    tokens = [find_token(host, {}) for host in ("0.0.0.0", "::", "192.168.0.1", "sluice.example", "0.0.0.0")]  # noqa: S104
+    assert len(set(tokens)) == len(tokens)
+    assert all(token is not None and len(token) >= 32 for token in tokens)
+    assert find_token("127.0.0.1", {TOKEN_VARIABLE: TOKEN}) == find_token("::", {TOKEN_VARIABLE: TOKEN}) == TOKEN
+
+
+def test_a_short_locked_commit_is_on_the_first_page(lake: Lake, browser: Browser) -> None:
+    table = lake.folder / "flights"
+    with lake.ui() as ui:
+        page = browser.open(ui.address)
+        page.get_by_text("0 tables").wait_for()
+        for number in range(3):
+            lake.commit(table, number)
+        page.locator("table.tables tbody tr", has_text="3").locator("path.commit").wait_for(state="attached")
+        assert page.locator("table.tables tbody tr").inner_text().split("\t")[-1] == "3"
+        page.close()
+
+
+def test_a_table_that_is_dropped_and_created_again_has_only_its_own_commits(tmp_path: Path) -> None:
+    table = tmp_path / "flights"
+    write_deltalake(table, pa.table({"id": [1]}))
+    tail = LogTail(str(table), {})
+    assert [commit.version for commit in tail.read()] == [0]
+    assert tail.read() == []
+    shutil.rmtree(table)
+    assert tail.read() == list(tail.commits) == []
+    for _ in range(3):
+        write_deltalake(table, pa.table({"name": ["a"]}), mode="append")
+    assert [commit.version for commit in tail.read()] == [0, 1, 2]
+    shutil.rmtree(table)
+    for number in range(5):
+        write_deltalake(table, pa.table({"id": [number]}), mode="append")
+    assert [commit.version for commit in tail.read()] == [0, 1, 2, 3, 4]
+    assert len(tail.commits) == 5
+
+
+@pytest.mark.parametrize("times", [{"requested_at": 10**400}, {"requested_at": float("nan")}, {"acquired_at": "soon"}])
+def test_values_of_other_programs_break_no_page(
+    lake: Lake, ensemble_client: KazooClient, times: dict[str, Any]
+) -> None:
+    lake.writer.acquire(TABLE).release()
+    node = table_node(lake.settings.lock_root, TableResource.of(TABLE))
+    path = new_contender_path(node, "0" * 32, Mode.EXCLUSIVE)
+    data = {"job": ["no text"], "pid": "7", **times}
+    ensemble_client.create(path, json.dumps(data).encode(), ephemeral=True, sequence=True)
+    with lake.ui() as ui:
+        lake.eventually(lambda: "1 table, 1 holder" in ui.get()[2], within=30)
+        assert "unknown writer" in ui.get()[2]
+        assert ui.get(f"/table?uri={quote(TABLE, safe='')}")[0] == 200
+
+
+def test_the_end_does_not_wait_for_a_store_that_does_not_answer(lake: Lake) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        lake.writer.acquire(TABLE).release()
+        address = f"http://127.0.0.1:{store.getsockname()[1]}"
+        variables = {"AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
+        with lake.ui(**variables) as ui:
+            lake.eventually(lambda: "1 table," in ui.get()[2], within=30)
+            assert "The log is being read" in ui.get(f"/table?uri={quote(TABLE, safe='')}")[2]
+            with store.accept()[0]:
+                started_at = time.monotonic()
+                assert ui.stop() == 130
+                assert time.monotonic() - started_at < 12
+
+
+@pytest.mark.full
+def test_eight_pages_can_be_open(lake: Lake, browser: Browser) -> None:
+    with lake.ui() as ui:
+        pages = [browser.open(ui.address) for _ in range(8)]
+        with lake.writer.acquire(TABLE):
+            for page in pages:
+                page.bring_to_front()
+                page.get_by_text("1 table, 1 holder").wait_for()
+        for page in pages:
+            page.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
+def test_a_signal_ends_it_while_a_page_is_open(lake: Lake, number: signal.Signals) -> None:
+    with lake.ui() as ui:
+        with socket.create_connection(("127.0.0.1", ui.port)) as connection:
+            connection.sendall(b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+            started_at = time.monotonic()
+            assert ui.stop(number) == 128 + number
+            assert time.monotonic() - started_at < 20
+        assert ui.errors.read_text().startswith("sluice: stopped by ")
+        assert "Traceback" not in ui.errors.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--listen", "here"], 2, "--listen='here': must be PORT or HOST:PORT"),
+        (["--listen", "127.0.0.1:70000"], 2, "must be PORT or HOST:PORT"),
+        (["--listen", "no.such.host.invalid:0"], 1, "no.such.host.invalid:0 cannot be used: "),
+        (["--prometheus", "prometheus:9090"], 2, "must be an address such as http://127.0.0.1:9090"),
+        (["--prometheus", "http://user:secret@prometheus:port"], 2, "--prometheus must be an address such as"),
+        (["--lock-url", "optimistic://"], 2, "optimistic:// has no locks to show"),
+        (["--listen", "TAKEN"], 1, "cannot be used: Address already in use; choose another --listen"),
+    ],
+)
+def test_bad_arguments_are_one_sentence(lake: Lake, arguments: list[str], code: int, message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        arguments = [argument.replace("TAKEN", f"127.0.0.1:{taken.getsockname()[1]}") for argument in arguments]
+        options = [*([] if "--lock-url" in arguments else ["--zookeeper", lake.settings.zk_hosts]), *arguments]
+        result = subprocess.run(
+            [sys.executable, "-m", "sluice", "ui", *options], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert (result.returncode, result.stdout) == (code, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+JOBS = {"nightly": (25, 2, "WRITE"), "cdc orders": (3, 4, "MERGE"), "optimize": (90, 1, "OPTIMIZE")}
+
+
+def forge_last_hour(put: Callable[[str, str], None], now: float) -> None:
+    """Put versions of several jobs, as they could have been committed within the last hour."""
+    numbers = random.Random(3)
+    free_at = now - 3500
+    for version in itertools.count():
+        job = numbers.choice(list(JOBS))
+        work, held, operation = JOBS[job]
+        requested_at = free_at + numbers.uniform(-20, 100)
+        acquired_at = max(requested_at + 0.02, free_at)
+        free_at = acquired_at + numbers.uniform(0.5, 2) * held
+        if free_at > now - 60:
+            return
+        stamp = {
+            "hold": f"{version:032x}", "ensemble": "e", "commit_id": f"c{version}", "job": job,
+            "nodes": [{"key": "k", "mode": "exclusive", "token": 8000 + version}],
+            "requested_at": requested_at, "acquired_at": acquired_at,
+        }  # fmt: skip
+        note = note_of_write({}, f"c{version}", requested_at - numbers.uniform(0.5, 1.5) * work)
+        info = {
+            "timestamp": int(free_at * 1000), "operation": operation, "sluice": stamp,
+            "operationMetrics": {"numOutputRows": str(numbers.randint(100, 9000))},
+            "userMetadata": note_as_user_metadata(note), "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0",
+        }  # fmt: skip
+        put(f"flights/_delta_log/{version:020}.json", json.dumps({"commitInfo": info}))
+
+
+@pytest.mark.full
+def test_pictures_of_the_pages(lake: Lake, browser: Browser) -> None:
+    """With SLUICE_TEST_SCREENSHOTS=FOLDER they are written there: docs/images has them."""
+    screenshots = Path(os.environ.get("SLUICE_TEST_SCREENSHOTS", lake.folder / "screenshots"))
+    screenshots.mkdir(exist_ok=True)
+    table = "s3://lake/flights"
+    nightly, orders = lake.manager("nightly"), lake.manager("cdc orders")
+    with LocalS3() as s3:
+        s3.create_bucket("lake")
+        client = s3_client({"endpoint_url": s3.endpoint, "access_key_id": "any", "secret_access_key": "any"})
+        forge_last_hour(lambda key, text: client.put_object(Bucket="lake", Key=key, Body=text), time.time())
+        for name in ("airports", "carriers", "planes", "weather"):
+            lake.rival.acquire(f"s3://lake/{name}").release()
+        with nightly.acquire("s3://lake/weather"), orders.acquire(table), lake.ui(**s3.environment) as ui:
+            lake.wait_in_queue(table, 2)
+            page = browser.open(ui.address, 1100, 700)
+            page.locator("table.tables path.commit").wait_for(state="attached")
+            page.get_by_text("2 holders, 2 waiting requests").wait_for()
+            page.screenshot(path=screenshots / "ui.png")
+            page.locator("#busy a").first.click()
+            page.locator("table.commits tbody tr").nth(20).wait_for()
+            for part in ("work", "wait", "hold"):
+                assert page.locator(f"svg.timeline rect.{part}").count() > 5
+            page.set_viewport_size({"width": 1100, "height": 900})
+            page.screenshot(path=screenshots / "ui-table.png")
+            page.close()
+            lake.rival.cancel(table)
+            for waiter in lake.waiters:
+                waiter.join(30)
+    assert all(file.stat().st_size > 20_000 for file in screenshots.glob("ui*.png"))
+
+
+@pytest.mark.full
+@needs_prometheus
+def test_figures_of_prometheus_are_on_the_pages(lake: Lake, browser: Browser) -> None:
+    expiry = datetime(2099, 1, 2, 3, 4, 5, tzinfo=UTC)
+    with ExitStack() as stack, MetricsExporter("0") as exporter:
+        lake.writer.acquire(TABLE).release()
+        lake.writer.acquire("s3://lake/airports").release()
+        emit(Event.REFUSED, TABLE, error="LockNotHeldError")
+        FeedProgress(TABLE, "orders", "10 seconds").record(time.time() - 90)
+        health = replace(maintenance_report().before, table=TABLE, next_pin_expiry=expiry)
+        record_health(health, find(health, Policy()))
+        prometheus = PrometheusServer(lake.folder, str(exporter.address).split("/")[2], stack)
+        with lake.ui("--prometheus", f"http://user:secret@{prometheus.address}") as ui:
+            page = browser.open(ui.address)
+            row = page.locator("table.tables tbody tr", has_text=TABLE)
+            row.get_by_text("small-files").wait_for()
+            cells = row.inner_text().split("\t")
+            assert (cells[0], cells[4], cells[5]) == (TABLE, "1", "")
+            assert re.fullmatch(r"1 min [34]\d s", cells[6])
+            assert {"small-files", "orphans"} <= set(cells[7].split(", "))
+            row.get_by_role("link").click()
+            page.get_by_text("2099-01-02 03:04:05").wait_for()
+            figures = page.locator("#figures").inner_text()
+            assert "refused commits, last hour\n1\n" in figures
+            assert "lag of the slowest stream\n1 min " in figures
+            page.goto(ui.table_address("s3://lake/airports"))
+            page.locator("#figures").get_by_text("no stream").wait_for()
+            assert "secret" not in page.content()
+            page.close()
+    with lake.ui("--prometheus", "http://user:secret@127.0.0.1:9") as ui:
+        lake.eventually(lambda: "Prometheus at http://127.0.0.1:9 gives no figures" in ui.get()[2], within=30)
