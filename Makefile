@@ -78,7 +78,7 @@ format: $(LOG_STORE) ## Let ruff format the code and apply its fixes
 quick: $(LOG_STORE) $(ARCHIVES) ## The inner loop, under two minutes: lint, types, unit tests, the contract of coordinators and the model of commits
 	@$(MAKE) --no-print-directory -j 3 lint types test ARGS="tests/unit tests/contract tests/model"
 
-check: $(LOG_STORE) $(ARCHIVES) ## Lint, types and test in parallel; CI runs this, then test-all
+check: $(LOG_STORE) $(ARCHIVES) ## Lint, types and test in parallel; CI runs this, and parts of test-all and matrix
 	@$(MAKE) --no-print-directory -j 3 lint types test
 
 test-s3: $(LOG_STORE) ## The tests on S3 against your own S3 (SLUICE_TEST_S3_ENDPOINT=URL; docs/compatibility.md)
@@ -149,7 +149,7 @@ dist: $(LOG_STORE) ## The zip for spark-submit --py-files, in build/
 
 lock: $(LOG_STORE) ## Pin requirements.txt again from the ranges in pyproject.toml
 	@{ sed -n 1p requirements.txt; $(UV) pip compile --quiet --upgrade --all-extras --python-version 3.11 \
-	    --no-emit-package gssapi --no-emit-package decorator --no-header --no-annotate pyproject.toml; } > requirements.txt.new && mv requirements.txt.new requirements.txt
+	    --no-emit-package gssapi --no-header --no-annotate pyproject.toml; } > requirements.txt.new && mv requirements.txt.new requirements.txt
 
 clean: ## Remove .venv and everything that was built
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse $(LOG_STORE)

@@ -30,12 +30,6 @@ from lock_manager.resources import TableResource
 from lock_manager.scope import TableScope
 from lock_manager.settings import LockSettings
 
-WAITING_LOGGER = "lock_manager.zookeeper.queue"
-"""Logger on which a coordinator reports from time to time, at level INFO, the contenders that a waiter waits for.
-
-The name is that of ZooKeeper's module for queues. It stays, because programs set the level of this logger.
-"""
-
 
 class Cancellation:
     """Cancels one acquire, which waits in another thread or begins later."""

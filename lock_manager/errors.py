@@ -213,7 +213,7 @@ class LockError(SluiceError):
         self.resource = resource
 
 
-def describe_queue(count: int, holder: dict[str, Any] | None) -> str:
+def describe_queue(count: int, holder: Mapping[str, Any] | None) -> str:
     """Return a phrase for a message: the number of contenders ahead and, if known, host, pid and job of the first."""
     if holder is None:
         return f"{count} ahead"

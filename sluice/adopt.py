@@ -61,6 +61,7 @@ def adopt_table(
     from writer_jobs import DeltaTableLog, TableError, locate_table  # noqa: PLC0415 (needs PySpark)
     from writer_jobs.commit.guarded import guarded  # noqa: PLC0415
     from writer_jobs.delta.adoption import adoption_under, commit_adoption  # noqa: PLC0415
+    from writer_jobs.progress import Progress, shown  # noqa: PLC0415
 
     if old_hosts is not None and not move:
         raise SettingsError("--from names the previous ensemble of a table that is moved; pass --move, too")
@@ -83,12 +84,14 @@ def adopt_table(
     with ExitStack() as stack:
         if old_settings is not None:
             old_manager = stack.enter_context(manager_of(old_settings))
-            old_hold = stack.enter_context(old_manager.acquire_all(names, needs_exclusion=False))
+            with shown(Progress(uri), spark):
+                old_hold = stack.enter_context(old_manager.acquire_all(names, needs_exclusion=False))
             if old_hosts is not None and expected_adoption is not None:
                 expected_adoption.check(ensemble=old_hold.ensemble_id, table=expected_adoption.table or uri)
             stack.enter_context(guarded(spark, old_hold, log, metadata, any_ensemble=True))
         manager = stack.enter_context(manager_of(settings))
-        hold = stack.enter_context(manager.acquire_all(names, needs_exclusion=False))
+        with shown(Progress(uri), spark):
+            hold = stack.enter_context(manager.acquire_all(names, needs_exclusion=False))
         stack.enter_context(guarded(spark, hold, log, metadata, any_ensemble=move))
         state = log.state()
         previous = None if state is None else state.adoption

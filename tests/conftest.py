@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -59,7 +61,8 @@ SHARED_DRIVERS = {
         "test_adopt.py", "test_automatic.py", "test_checkpoints.py", "test_commit_identity.py",
         "test_conditional_put.py", "test_coordinator_down.py", "test_ensemble_lost.py", "test_every_way.py",
         "test_gate_hooks.py", "test_gate_reads.py", "test_group_readers.py", "test_guard.py",
-        "test_guard_partitions.py", "test_guard_transport.py", "test_moved_writers.py", "test_writer.py",
+        "test_guard_partitions.py", "test_guard_transport.py", "test_moved_writers.py", "test_progress.py",
+        "test_writer.py",
     ),
     "faults driver": ("test_spark_drivers.py", "test_unknown.py"),
 }  # fmt: skip
@@ -128,6 +131,15 @@ def scope_of(nodeid: str) -> str:
     return DRIVER_BY_FILE.get(file.rpartition("/")[2], file)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", default="1/1", metavar="K/N", help="run the Kth of N parts of the selected tests")
+
+
+def is_in_part(nodeid: str, part: int, parts: int) -> bool:
+    """Return whether a test is in one of the parts, 1 to ``parts``. The parameters of a test stay together."""
+    return zlib.crc32(nodeid.partition("[")[0].encode()) % parts == part - 1
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if SPARK < (4, 2):
         close_sockets_of_pyspark()
@@ -160,7 +172,13 @@ def close_sockets_of_pyspark() -> None:
     util.local_connect_and_auth = connect_and_close
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", config.getoption("part"))
+    if match is None:
+        raise pytest.UsageError("--part must be K/N, such as 2/6")
+    part, parts = map(int, match.groups())
+    config.hook.pytest_deselected(items=[item for item in items if not is_in_part(item.nodeid, part, parts)])
+    items[:] = [item for item in items if is_in_part(item.nodeid, part, parts)]
     order = {scope: number for number, scope in enumerate(SLOWEST)}
     items.sort(key=lambda item: order.get(scope_of(item.nodeid).rpartition("/")[2], len(SLOWEST)))
 

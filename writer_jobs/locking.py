@@ -14,6 +14,7 @@ from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.jvm_errors import is_conflict
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.table_log import DeltaTableLog
+from writer_jobs.progress import Progress, shown
 
 
 @contextmanager
@@ -95,7 +96,10 @@ def locked_all(
     with tracing.span("locked", {"sluice.table": ", ".join(target.scope.table.uri for target in targets)}):
         with ExitStack() as stack:
             scopes = [target.scope for target in targets]
-            hold = stack.enter_context(manager.acquire_all(scopes, timeout_seconds=timeout_seconds))
+            progress = Progress(targets[0].scope.table.uri)
+            with shown(progress, spark):
+                hold = stack.enter_context(manager.acquire_all(scopes, timeout_seconds=timeout_seconds))
+                progress.outcome = "the lock is held"
             for target in targets:
                 stack.enter_context(target.guarded(spark, hold, note))
             try:

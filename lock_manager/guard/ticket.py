@@ -46,6 +46,7 @@ class StagedCommit:
         changes_rows: Whether a file of it may change rows.
         operation: Delta's name of the operation; None if the commit does not name it.
         new_properties: Table properties that the commit sets; None if it has no metadata.
+        file_count: Number of data files that were written for it.
 
     """
 
@@ -59,6 +60,7 @@ class StagedCommit:
     changes_rows: bool = True
     operation: str | None = None
     new_properties: Mapping[str, str] | None = None
+    file_count: int = 0
 
     @classmethod
     def of(cls, description: Mapping[str, Any]) -> StagedCommit:
@@ -75,6 +77,7 @@ class StagedCommit:
             changes_rows=bool(description.get("changes_rows", True)),
             operation=description.get("operation"),
             new_properties=description.get("configuration"),
+            file_count=int(description.get("files", 0)),
         )
 
 

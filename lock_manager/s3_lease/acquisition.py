@@ -11,19 +11,18 @@ from collections.abc import Callable
 from lock_manager import tracing
 from lock_manager.base_hold import HoldLife
 from lock_manager.base_manager import AcquireRequest
-from lock_manager.coordinator import WAITING_LOGGER
 from lock_manager.deadline import Deadline
 from lock_manager.errors import (
     ContenderGoneError,
     EnsembleUnavailableError,
     LockCancelledError,
     LockTimeoutError,
-    describe_queue,
 )
 from lock_manager.s3_lease.contender import GoneError, LeaseContender
 from lock_manager.s3_lease.queue_object import QueueObject
 from lock_manager.s3_lease.store import REQUEST_SECONDS
 from lock_manager.scope import TableScope
+from lock_manager.waits import WAITING_LOGGER, WaitReports
 
 log = logging.getLogger(WAITING_LOGGER)
 
@@ -32,9 +31,6 @@ TRY_SECONDS = 15.0
 
 _ABANDON_SECONDS = 3.0
 """Time limit for leaving the queues after a failed acquire, in seconds. Then the clean-up goes on in the background."""
-
-_REPORT_SECONDS = 10.0
-"""Interval at which a waiting request logs the contenders ahead, in seconds."""
 
 _POLL_SECONDS, _MAX_POLL_SECONDS = 0.1, 2.0
 """Shortest and longest pause between two looks at the queue, in seconds. Each look is one GET."""
@@ -82,7 +78,7 @@ class Acquisition:
         self._response_deadline = Deadline(TRY_SECONDS) if self._try_only else deadline
         #: Ends the pause between two looks at the queue.
         self._wake = threading.Event()
-        self._reported_at = time.monotonic()
+        self._reports = WaitReports(request.resource, deadline)
         request.cancellation.on_request(self._wake.set)
 
     def connect(self) -> object:
@@ -213,16 +209,10 @@ class Acquisition:
         return min(max(_POLL_SECONDS * ahead, waited_seconds / _POLLS_IN_A_WAIT), longest)
 
     def _report(self, contender: LeaseContender) -> None:
-        """Log the contenders ahead from time to time."""
-        if time.monotonic() - self._reported_at >= _REPORT_SECONDS:
-            self._reported_at = time.monotonic()
+        """Report the contenders ahead from time to time."""
+        if self._reports.due_seconds() == 0:
             ahead = contender.ahead()
-            log.info(
-                "waiting for the lock on %s for %.0f s: %s",
-                self.request.resource,
-                self.deadline.elapsed(),
-                describe_queue(len(ahead), dict(ahead[0].data) if ahead else None),
-            )
+            self._reports.report(len(ahead), ahead[0].data if ahead else None)
 
     def _offer_is_certain(self) -> None:
         """Record that no request with the offer can appear in the queue later."""

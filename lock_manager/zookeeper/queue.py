@@ -31,7 +31,6 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
 from lock_manager import tracing
-from lock_manager.coordinator import WAITING_LOGGER
 from lock_manager.deadline import Deadline
 from lock_manager.errors import (
     ContenderGoneError,
@@ -39,8 +38,8 @@ from lock_manager.errors import (
     EnsembleUnavailableError,
     LockCancelledError,
     LockTimeoutError,
-    describe_queue,
 )
+from lock_manager.waits import WAITING_LOGGER, WaitReports
 from lock_manager.zookeeper import znodes
 from lock_manager.zookeeper.cleanup import ABANDON_SECONDS, Cleanup
 from lock_manager.zookeeper.request import AcquireResult, JoinedQueue, Request, checking_transaction
@@ -66,9 +65,6 @@ _EXPLAIN_SECONDS = 1.0
 _FAIR_RESPONSE_SECONDS = 1.0
 """Time after which a missing response means an unavailable ensemble, and not a short deadline, in seconds."""
 
-REPORT_SECONDS = 10.0
-"""Interval at which a waiting contender logs the contenders ahead, in seconds."""
-
 #: Kazoo's AsyncResults of the children of queues, by index in the request, and of the intents, by table.
 _Listing = tuple[dict[int, Any], dict[str, Any]]
 
@@ -89,6 +85,7 @@ class Acquisition:
         self._session = session
         self.request = request
         self.deadline = deadline
+        self._reports = WaitReports(request.resource, deadline)
         self._try_only = deadline.seconds == 0
         # A try-lock does not wait in the queue, but it needs time for the responses.
         self._response_deadline = Deadline(_TRY_SECONDS) if self._try_only else deadline
@@ -425,16 +422,11 @@ class Acquisition:
                 self._session.unwatch(path, self._wake.set)
 
     def _wait_and_report(self, entry: JoinedQueue) -> bool:
-        """Wait until woken and log the contenders ahead from time to time; return False if the deadline passed."""
-        while not self._wake.wait(min(REPORT_SECONDS, self.deadline.remaining())):
+        """Wait until woken and report the contenders ahead from time to time; return False if the deadline passed."""
+        while not self._wake.wait(min(self._reports.due_seconds(), self.deadline.remaining())):
             if self.deadline.remaining() == 0:
                 return False
-            count, holder = self._read_predecessors(entry)
-            if count is not None:
-                log.info(
-                    "waiting for the lock on %s for %.0f s: %s",
-                    self.request.resource, self.deadline.elapsed(), describe_queue(count, holder),
-                )  # fmt: skip
+            self._reports.report(*self._read_predecessors(entry))
         return True
 
     def _raise_if_cancelled(self) -> None:

@@ -36,10 +36,10 @@ from lock_manager import (
     ZookeeperLockManager,
     guard_registry,
 )
-from lock_manager.coordinator import WAITING_LOGGER
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.queue_entry import QueueEntry
+from lock_manager.waits import WAITING_LOGGER
 from lock_manager.zookeeper.inspector import ANSWER_SECONDS as INSPECTOR_SECONDS
 from lock_manager.zookeeper.inspector import LockInspector
 from lock_manager.zookeeper.queue_reader import QueueReader
@@ -327,7 +327,7 @@ def test_a_waiting_acquire_logs_the_first_holder(
         with pytest.raises(LockTimeoutError, match=r"1 ahead; first in the queue is .* pid \d+, job nightly"):
             operators.rival.acquire(TABLE, timeout_seconds=2)
         assert caplog.messages == []
-        monkeypatch.setattr("lock_manager.zookeeper.queue.REPORT_SECONDS", 0.1)
+        monkeypatch.setattr("lock_manager.waits.LOG_SECONDS", 0.1)
         token = operators.wait_behind_holder()
         operators.eventually(lambda: len(caplog.messages) >= 2)
         messages = list(caplog.messages)

@@ -29,10 +29,14 @@ class Browser:
         """Open an address in a new window; return its page."""
         page = self.chromium.new_page(viewport={"width": width, "height": height}, **options)
         page.set_default_timeout(30_000)
-        page.on("console", lambda line: line.type in ("warning", "error") and self.problems.append(line.text))
+        page.on("console", self._record)
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.goto(address)
         return page
+
+    def _record(self, line: Any) -> None:
+        if line.type in ("warning", "error"):
+            self.problems.append(line.text)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from writer_jobs.commit import gate, offered_write
 from writer_jobs.commit.gate import StagedWrite
 from writer_jobs.delta.table_log import Commit
 from writer_jobs.errors import CommitUnknownError
+from writer_jobs.progress import Progress
 
 TABLE = "s3://lake/t"
 TIMEOUT = LockTimeoutError(resource=TABLE, timeout_seconds=1.0, ahead=None, holder=None)
@@ -35,6 +36,7 @@ class Surroundings:
     def __init__(self, is_named: Any, commit: Commit | None = None) -> None:
         self.is_named, self.commit, self.looks = is_named, commit, 0
         self.operation = SimpleNamespace(txn=None, rows="rows")
+        self.progress = Progress(TABLE)
         self.context = SimpleNamespace(table=TABLE, spark=None, manager=self, log=self, is_cancelled=lambda: False)
         self.write_id = "of the write"
         self.interrupt = self.failure = None

@@ -21,6 +21,7 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import WriteFailedError
 from writer_jobs.lineage.records import DatasetName
+from writer_jobs.progress import Progress
 
 _T = TypeVar("_T")
 
@@ -148,6 +149,7 @@ class Execution:
         metadata: JSON values that the commit records.
         attempt: The current or last attempt. Its write id in a commit proves that the operation is in the table.
         operation: The operation; set when the lock target is known.
+        progress: How far the operation is; shown in terminals and notebooks.
 
     """
 
@@ -159,6 +161,7 @@ class Execution:
         self.attempt = WriteAttempt.of(self.metadata)
         self._spark_context = context.spark.sparkContext
         self._tag = f"sluice-{self.attempt.write_id}"
+        self.progress = Progress(context.table, self._tag)
         self._thread: WriteThread | None = None
         self._attempt_count = 0
 

@@ -88,6 +88,7 @@ class StagedWrite:
             return self._result(None)
         with waiting_with(context.spark, self._ticket):
             work = self._execution.start_work_span()
+            self._execution.progress.writes()
             thread = self._execution.start(ticket=self._ticket.name, on_end=self._cancellation.request)
             problem: BaseException | None = None
             thread.wait(lambda: self._ticket.staged is not None)
@@ -103,6 +104,8 @@ class StagedWrite:
                 refusal = problem if isinstance(problem, SluiceError) else LockCancelledError(resource=context.table)
                 self._ticket.refuse(refusal)
             # Delta does more after a commit; wait for that, too.
+            if self._ticket.committed is not None:
+                self._execution.progress.finishes()
             with tracing.span("after") if self._ticket.committed is not None else nullcontext():
                 thread.wait(should_cancel=lambda: problem is not None)
             return self._conclude(thread, problem)
@@ -138,6 +141,7 @@ class StagedWrite:
         """Acquire the lock, let the commit pass, and release the lock when the outcome of the put is known."""
         context, target, ticket = self._context, self._target, self._ticket
         self._requested_at, waiting = time.time() - self.waited_seconds, Deadline(lock_seconds)
+        self._execution.progress.waits(ticket.staged.file_count if ticket.staged is not None else None)
         try:
             with context.manager.acquire_all(
                 [target.scope],
@@ -148,6 +152,7 @@ class StagedWrite:
             ) as hold:
                 self._hold = hold
                 self.waited_seconds += hold.waited_seconds
+                self._execution.progress.commits()
                 note = job_note(context.spark, context.manager)
                 with (
                     tracing.start("gate") as gate,

@@ -31,6 +31,7 @@ from writer_jobs.delta.jvm_errors import error_reason, is_conflict
 from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.errors import RetriesExhaustedError, TableError, WriteConflictError
 from writer_jobs.lineage.write_run import WriteRun
+from writer_jobs.progress import shown
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,10 @@ class LockedOperation:
             "sluice.lock.during": self.options["lock_during"],
         }
         with tracing.span(self.name, attributes) as span, WriteRun(self.context, self.name) as run:
-            result = run.result = self._run(run)
+            execution = Execution(self.context, {**(self.options.get("metadata") or {}), **run.note})
+            with shown(execution.progress, self.context.spark):
+                result = run.result = self._run(run, execution)
+                execution.progress.outcome = _sentence_of(result)
             span.set(
                 {
                     "sluice.outcome": _outcome_of(result),
@@ -83,11 +87,10 @@ class LockedOperation:
             )
             return result
 
-    def _run(self, run: WriteRun) -> CommitResult:
+    def _run(self, run: WriteRun, execution: Execution) -> CommitResult:
         context, options = self.context, self.options
         lock, lock_during = options.get("lock", "table"), options["lock_during"]
         lock_seconds = lock_deadline(options, context.manager).seconds
-        execution = Execution(context, {**(options.get("metadata") or {}), **run.note})
         deadline = Deadline(lock_seconds)
         tries = _OPTIMISTIC_TRIES if self._is_optimistic else _TRIES
         with context.cancellable(execution):
@@ -219,6 +222,7 @@ class LockedOperation:
         context = self.context
         result: CommitResult | None = None
         is_nested = bool(REGISTRY.of(threading.current_thread()))
+        execution.progress.waits()
         try:
             with (
                 context.manager.acquire_all(
@@ -226,6 +230,7 @@ class LockedOperation:
                 ) as hold,
                 target.guarded(context.spark, hold, job_note(context.spark, context.manager)) as table,
             ):
+                execution.progress.writes()
                 snapshot = table.snapshot or context.log.snapshot()
                 if self._checks_partitions and target.schema is not None:
                     if (state := snapshot.state) is None:
@@ -258,6 +263,12 @@ def _outcome_of(result: CommitResult) -> str:
     if result.already_committed:
         return "already_committed"
     return "unchanged" if result.version is None else "committed"
+
+
+def _sentence_of(result: CommitResult) -> str:
+    if result.already_committed:
+        return "the table has these rows already"
+    return "nothing to commit" if result.version is None else f"version {result.version} is committed"
 
 
 class _FasterWriterError(Exception):

@@ -78,6 +78,11 @@ DEFAULTS: Mapping[str, str] = {
 }
 
 
+def under_spark_submit() -> bool:
+    """Return whether ``spark-submit`` started this Python process."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
 def cluster_defaults() -> dict[str, str]:
     """Return the ``spark-defaults.conf`` for programs that do not call :func:`build_session`.
 

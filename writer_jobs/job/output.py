@@ -20,15 +20,11 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.session import driver_conf, running_session
 from writer_jobs.late_rows.result import COUNTERS as ROW_COUNTERS
 from writer_jobs.merge.result import COUNTERS
+from writer_jobs.progress import clear_line
 
 # The report of a stream has this many of its last commits. A stream can make millions.
 _MAX_REPORTED_COMMITS = 20
 _COUNTERS = dict.fromkeys((*COUNTERS, *ROW_COUNTERS))
-
-
-def under_spark_submit() -> bool:
-    """Return whether ``spark-submit`` started this Python process."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 class JvmStandardError(io.TextIOBase):
@@ -114,6 +110,7 @@ class JobOutput:
 
     def event(self, event: str, **fields: Any) -> None:
         """Print an event; its fields are JSON values."""
+        clear_line()
         try:
             print(json.dumps({"event": event, **fields}), flush=True)
         except BrokenPipeError:

@@ -28,15 +28,15 @@ from lock_manager import (
     canonical_table_uri,
     tracing,
 )
-from lock_manager.coordinator import WAITING_LOGGER
 from lock_manager.events import Event, emit
 from lock_manager.managers import manager_of
-from writer_jobs.delta.session import build_session, refuse_lenient_casts, running_session
+from lock_manager.waits import WAITING_LOGGER
+from writer_jobs.delta.session import build_session, refuse_lenient_casts, running_session, under_spark_submit
 from writer_jobs.errors import StorageError, WriteFailedError
 from writer_jobs.job.arguments import HelpShown, JobArguments, report_uri
 from writer_jobs.job.exit_codes import BAD_ARGUMENTS, DONE, exit_code_of, sentence_of
 from writer_jobs.job.metrics import start_metrics
-from writer_jobs.job.output import JobOutput, JvmStandardError, Report, driver_files, under_spark_submit
+from writer_jobs.job.output import JobOutput, JvmStandardError, Report, driver_files
 from writer_jobs.job.stop_signals import JobStopped, StopSignals, stop_when_orphaned
 from writer_jobs.lineage.job_run import recorded_job
 from writer_jobs.writer import LockedDeltaWriter

@@ -196,7 +196,8 @@ final class CommitBody {
    *     files), {@code dated} (it has an in-commit timestamp, and may change rows), {@code changes_rows},
    *     {@code operation}, {@code timestamp} (in-commit timestamp, milliseconds since the epoch; 0 without one),
    *     {@code actions} (names of the actions on the whole table, and {@code unreadable} if a line
-   *     cannot be parsed), {@code configuration} (new table properties; null without new metadata)
+   *     cannot be parsed), {@code configuration} (new table properties; null without new metadata), {@code files}
+   *     (number of {@link #newFiles})
    */
   ObjectNode stagedProperties() {
     Contents contents = contents();
@@ -208,6 +209,7 @@ final class CommitBody {
     staged.put("operation", operation);
     staged.put("timestamp", timestamp);
     staged.set("configuration", contents.configuration);
+    staged.put("files", newFiles().size());
     ArrayNode actions = staged.putArray("actions");
     contents.tableActions.forEach(actions::add);
     if (contents.hasUnreadableLine) {

@@ -1,0 +1,103 @@
+"""Reports of requests that wait for a lock: to a logger, and to observers in this process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lock_manager.deadline import Deadline
+from lock_manager.errors import describe_queue
+
+WAITING_LOGGER = "lock_manager.zookeeper.queue"
+"""Logger on which a waiting request reports from time to time, at level INFO, what it waits for.
+
+The name is that of ZooKeeper's module for queues. It stays, because programs set the level of this logger.
+"""
+
+LOG_SECONDS = 10.0
+"""Interval of these reports, in seconds."""
+
+OBSERVED_SECONDS = 1.0
+"""Interval of the reports to observers, in seconds. With ZooKeeper, each report takes two requests."""
+
+log = logging.getLogger(WAITING_LOGGER)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A request that waits.
+
+    Attributes:
+        resource: Requested tables and partitions.
+        seconds: How long the request has waited.
+        ahead: Number of conflicting requests ahead.
+        holder: Data of the first of them (``host``, ``pid``, ``job`` and so on); None if it is not known.
+
+    """
+
+    resource: str
+    seconds: float
+    ahead: int
+    holder: Mapping[str, Any] | None
+
+    def __str__(self) -> str:
+        queue = describe_queue(self.ahead, self.holder)
+        return f"waiting for the lock on {self.resource} for {self.seconds:.0f} s: {queue}"
+
+
+#: Receives the waits of this process.
+Observer = Callable[[Wait], None]
+
+_observers: dict[object, Observer] = {}
+
+
+def observe(observer: Observer) -> Callable[[], None]:
+    """Report every wait of this process to an observer; return a function that ends this.
+
+    The observer is called in the thread of the acquire. It must return quickly, and must not raise.
+    """
+    key = object()
+    _observers[key] = observer
+
+    def remove() -> None:
+        _observers.pop(key, None)
+
+    return remove
+
+
+class WaitReports:
+    """The reports of one acquire.
+
+    Args:
+        resource: Requested tables and partitions.
+        deadline: Deadline of the acquire, whose beginning is that of the wait.
+
+    """
+
+    def __init__(self, resource: str, deadline: Deadline) -> None:
+        self._resource, self._deadline = resource, deadline
+        self._logged_at = self._observed_at = time.monotonic()
+
+    def due_seconds(self) -> float:
+        """Return the seconds until the next report."""
+        now, due_at = time.monotonic(), self._logged_at + LOG_SECONDS
+        if _observers:
+            due_at = min(due_at, self._observed_at + OBSERVED_SECONDS)
+        return max(0.0, due_at - now)
+
+    def report(self, ahead: int | None, holder: Mapping[str, Any] | None) -> None:
+        """Report the number of requests ahead and the data of the first one, each None if it is not known."""
+        self._observed_at = time.monotonic()
+        is_logged = self._observed_at - self._logged_at >= LOG_SECONDS
+        if is_logged:
+            self._logged_at = self._observed_at
+        if ahead is None:
+            return
+        wait = Wait(self._resource, self._deadline.elapsed(), ahead, holder)
+        for observer in list(_observers.values()):
+            observer(wait)
+        if is_logged:
+            log.info("%s", wait)

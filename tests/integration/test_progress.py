@@ -1,0 +1,194 @@
+"""The progress of a write: in a terminal, in a notebook, and not in logs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import pytest
+
+from lock_manager import SettingsError, ZookeeperLockManager, waits
+from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
+from tests.support.at_the_gate import TableAtTheGate
+from tests.support.spark_settings import spark_settings
+from tests.support.submitted_job import SubmittedJob
+from tests.support.terminal import open_terminal
+from writer_jobs import append as append_module
+from writer_jobs import locked, progress
+
+pytestmark = pytest.mark.spark
+
+HOLDER = rf"1 ahead; first in the queue is {re.escape(socket.gethostname())} pid \d+, job nightly"
+NOTEBOOK = """
+import json
+from sluice.local.jars import resolve_jars
+from lock_manager import ZookeeperLockManager
+from writer_jobs import LockedDeltaWriter, build_session
+spark = build_session("notebook", jars=resolve_jars(), launch_conf=json.loads({settings!r}), log_level="FATAL")
+writer = LockedDeltaWriter(spark, ZookeeperLockManager({hosts!r}), {table!r})
+"""
+
+
+@pytest.fixture
+def table(request: pytest.FixtureRequest) -> TableAtTheGate:
+    return TableAtTheGate.create(request, "create table {t} using delta as select 0L as id")
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show the progress of writes that take a tenth of a second."""
+    monkeypatch.setattr(progress, "FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(progress, "INTERVAL_SECONDS", 0.05)
+    monkeypatch.setattr(waits, "OBSERVED_SECONDS", 0.1)
+
+
+@pytest.fixture
+def wait_behind(
+    table: TableAtTheGate, make_rival: Callable[..., ZookeeperLockManager]
+) -> Callable[[Callable[[], object]], list[str]]:
+    """Run a write behind another holder of the lock, who releases when the write has waited; return the waits."""
+
+    def run(write: Callable[[], object]) -> list[str]:
+        reports: list[str] = []
+        hold = make_rival(job="nightly").acquire(str(table.path))
+
+        def record(wait: waits.Wait) -> None:
+            reports.append(str(wait))
+            if len(reports) == 5:
+                threading.Thread(target=hold.release).start()
+
+        stop = waits.observe(record)
+        try:
+            write()
+        finally:
+            stop()
+        return reports
+
+    return run
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("lock_during", ["commit", "write"])
+def test_a_terminal_shows_the_wait_with_its_holder(
+    table: TableAtTheGate,
+    wait_behind: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    lock_during: str,
+) -> None:
+    rows = table.spark.sql("select 1L as id")
+    with open_terminal() as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal.stream)
+        wait_behind(lambda: table.writer.append(rows, lock_during=lock_during))
+    files = ", 1 file written" if lock_during == "commit" else ""
+    assert re.search(rf"\rwaiting for the lock, {HOLDER}{files} \(\d+ s\): file:{table.path}", terminal.text)
+    # In the end nothing of it is left on the screen.
+    assert terminal.text.endswith("\r\x1b[K\r")
+    assert table.ids() == [0, 1]
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("output", ["a file", "switched off"])
+def test_logs_show_no_progress(
+    table: TableAtTheGate,
+    wait_behind: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    output: str,
+) -> None:
+    rows, log = table.spark.sql("select 1L as id"), tmp_path / "log"
+    setting = {progress.PROGRESS: "off" if output == "switched off" else "auto"}
+    with (
+        open_terminal() as terminal,
+        log.open("w") as file,
+        spark_settings(table.spark.conf, setting),
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(sys, "stderr", file if output == "a file" else terminal.stream)
+        reports = wait_behind(lambda: table.writer.append(rows))
+    assert len(reports) >= 5
+    assert (log.read_text(), terminal.text) == ("", "")
+
+
+@pytest.mark.usefixtures("often")
+def test_a_block_shows_its_wait_only(
+    table: TableAtTheGate, wait_behind: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write() -> None:
+        with locked(table.spark, str(table.path), manager=table.manager):
+            sys.stderr.write("the block's own output\n")
+
+    with open_terminal() as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal.stream)
+        wait_behind(write)
+    assert re.search(rf"waiting for the lock, {HOLDER}", terminal.text)
+    assert terminal.text.endswith("\r\x1b[K\rthe block's own output\r\n")
+
+
+def test_an_unknown_setting_writes_nothing(table: TableAtTheGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        open_terminal() as terminal,
+        spark_settings(table.spark.conf, {progress.PROGRESS: "loud"}),
+        monkeypatch.context() as patch,
+        pytest.raises(SettingsError, match=r"spark\.sluice\.progress is 'loud': set auto or off"),
+    ):
+        patch.setattr(sys, "stderr", terminal.stream)
+        table.writer.append(table.spark.sql("select 1L as id"))
+    assert table.ids() == [0]
+
+
+@pytest.mark.full
+def test_a_job_shows_its_progress_in_the_terminal_of_spark_submit(
+    submit: Callable[..., SubmittedJob], source: Path, tmp_path: Path, make_rival: Any, eventually: Callable[..., None]
+) -> None:
+    table = tmp_path / "table"
+    with open_terminal() as terminal:
+        with make_rival(job="nightly").acquire(str(table)):
+            job = submit(Path(append_module.__file__), "--table", table, "--source", source, errors=terminal.path)
+            line = rf"waiting for the lock, {HOLDER}, 1 file written \(\d+ s\): file:{table}"
+            eventually(lambda: re.search(line, terminal.text), within=240, label="the progress")
+        assert job.wait() == 0
+    assert [event["event"] for event in job.events] == ["begun", "holding", "commit"]
+
+
+@pytest.mark.full
+def test_a_notebook_shows_the_progress_below_the_cell(
+    zookeeper: Any,
+    tmp_path: Path,
+    make_rival: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+) -> None:
+    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    table = tmp_path / "table"
+    settings = {
+        "spark.master": "local[1]", "spark.driver.extraJavaOptions": QUICK_JVM, **LOCAL_DRIVER, **FEW_ROWS
+    }  # fmt: skip
+    start = NOTEBOOK.format(settings=json.dumps(settings), hosts=zookeeper.hosts, table=str(table))
+    cells = [start, "result = writer.append(spark.range(1).coalesce(1))"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    client = nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3")
+
+    def shown() -> str:
+        return "\n".join(output["data"]["text/plain"] for output in notebook.cells[1].outputs)
+
+    hold = make_rival(job="nightly").acquire(str(table))
+    thread = threading.Thread(target=lambda: asyncio.run(client.async_execute()))
+    thread.start()
+    try:
+        line = rf"waiting for the lock, {HOLDER}, 1 file written \(\d+ s\): file:{table}"
+        eventually(lambda: re.fullmatch(line, shown()), within=240, label="the progress")
+    finally:
+        hold.release()
+        thread.join()
+    assert re.fullmatch(rf"version 0 is committed \(\d+ s\): file:{table}", shown())
+    assert not notebook.cells[0].outputs
