@@ -19,6 +19,7 @@ from lock_manager.guard.automatic_ticket import AutomaticTickets
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guard_server import ANSWER_SECONDS, GuardServer
 from lock_manager.managers import manager_of
+from lock_manager.opentelemetry_metrics import OpenTelemetryMetrics
 from lock_manager.releases import ALLOW_UNTESTED, Releases
 
 
@@ -28,6 +29,9 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="sluice agent: %(levelname)s %(message)s")
     tracing.start_sdk()
+    if "opentelemetry.metrics" in sys.modules:
+        # Until the process ends. Without an exporter of metrics, OpenTelemetry drops them.
+        OpenTelemetryMetrics()
     driver = json.loads(sys.stdin.readline())
     refusal = Releases(**driver["releases"]).refusal(driver["conf"].get(ALLOW_UNTESTED, "false"))
     if refusal is not None:

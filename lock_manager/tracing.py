@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NAME = "sluice"
+_logged_errors: set[type[Exception]] = set()
 # Maximum length of an error's message. That of an error of the JVM may have a stack trace.
 _MAX_MESSAGE = 1000
 #: Attributes of spans; those with the value None are left out.
@@ -125,8 +126,10 @@ def current() -> Span:
     """Return the current span of this thread, which may be the program's own."""
     if _tracer() is None:
         return NO_SPAN
-    context = _api("context").get_current()
-    return Span(_api("trace").get_current_span(context), context)
+    with _errors_logged():
+        context = _api("context").get_current()
+        return Span(_api("trace").get_current_span(context), context)
+    return NO_SPAN
 
 
 def start(name: str, attributes: Attributes | None = None, *, parent: Span | None = None) -> Span:
@@ -178,13 +181,12 @@ def start_sdk() -> None:
         return
     try:
         from opentelemetry.instrumentation.auto_instrumentation import initialize  # noqa: PLC0415 (optional)
+
+        initialize()
     except ImportError as error:
         log.warning(
             "there are variables OTEL_…, but no traces: pip install '.[traces]' in a clone of Sluice (%s)", error
         )
-        return
-    try:
-        initialize()
     except Exception:  # any error of the SDK, of an exporter or of an instrumentation
         log.exception("OpenTelemetry was not set up, so there may be no traces")
 
@@ -194,8 +196,10 @@ def _tracer() -> trace.Tracer | None:
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
-    provider = api.get_tracer_provider()
-    return None if isinstance(provider, api.ProxyTracerProvider) else _tracer_of(provider)
+    with _errors_logged():
+        provider = api.get_tracer_provider()
+        return None if isinstance(provider, api.ProxyTracerProvider) else _tracer_of(provider)
+    return None
 
 
 @functools.lru_cache(maxsize=1)
@@ -225,8 +229,10 @@ def _without_none(attributes: Attributes) -> dict[str, Any]:
 
 @contextmanager
 def _errors_logged() -> Iterator[None]:
-    """Log errors of a sampler or a span processor: they must not end a write or a hold."""
+    """Log errors of a provider, a sampler or a span processor, once for each class: they must not end a write."""
     try:
         yield
-    except Exception:  # any error
-        log.exception("a span was not recorded")
+    except Exception as error:
+        level = logging.DEBUG if type(error) in _logged_errors else logging.ERROR
+        _logged_errors.add(type(error))
+        log.log(level, "spans are not recorded", exc_info=True)

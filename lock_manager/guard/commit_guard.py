@@ -30,6 +30,7 @@ from typing import Any
 
 from lock_manager import tracing
 from lock_manager.errors import (
+    AdoptionMismatchError,
     EnsembleRefusedError,
     EnsembleUnavailableError,
     LockLostError,
@@ -51,6 +52,14 @@ log = logging.getLogger(__name__)
 
 _MAX_REFUSALS = 256
 _MAX_ENDED_TICKETS = 1024
+
+
+def _is_final(request: Mapping[str, Any], refusal: SluiceError) -> bool:
+    """Return whether a refusal ends a write, and is not the end of a wait or a reason to write again with the lock."""
+    if request.get("kind") in ("turn", "lock"):
+        # The errors of other tickets are also those of their writers, who emit events of their own.
+        return bool(request.get("automatic")) and isinstance(refusal, AdoptionMismatchError | LockNotHeldError)
+    return not (request.get("ticket") and isinstance(refusal, NotStagedError))
 
 
 class CommitGuard:
@@ -123,11 +132,10 @@ class CommitGuard:
     def check(self, request: str) -> str:
         """Answer one request; never raises. See ``PythonGuard.java`` for both JSON objects."""
         attempt, observe, table = "", False, "unknown"
-        is_turn = has_ticket = False
+        fields: dict[str, Any] = {}
         try:
-            fields: dict[str, Any] = json.loads(request)
+            fields = json.loads(request)
             attempt, observe, table = fields["attempt"], bool(fields.get("observe")), str(fields["table"])
-            is_turn, has_ticket = fields.get("kind") in ("turn", "lock"), bool(fields.get("ticket"))
             with suppress(ResourceError):
                 table = canonical_table_uri(table)
             return json.dumps(self._check(fields))
@@ -137,8 +145,7 @@ class CommitGuard:
             log.exception("the commit guard failed")
             reason = f"the commit guard failed: {type(error).__name__}: {error}"
             refusal = LockLostError(resource=table, hold_id="", reason=reason)
-        if not is_turn and not (has_ticket and isinstance(refusal, NotStagedError)):
-            # Emit no event for a commit that waits for its lock, or whose write runs again with the lock.
+        if _is_final(fields, refusal):
             emit(Event.REFUSED, table, error=type(refusal).__name__)
         with self._lock:
             if attempt:
@@ -161,15 +168,17 @@ class CommitGuard:
             case "lock":
                 return {"turn": self._automatic_ticket(request).has_lock()}
             case "outcome":
-                self.put_spans.end([request])
-                ticket = self._ticket(request)
-                ticket.record_outcome(request)
+                try:
+                    ticket = self._ticket(request)
+                    ticket.record_outcome(request)
+                finally:
+                    self.put_spans.end([request])
                 if isinstance(ticket, AutomaticTicket) and ticket.has_ended:
                     self._end(ticket.name)
                 return {}
             case "end":
-                self.put_spans.end(request.get("puts", ()))
                 self._end(str(request["ticket"]), request.get("puts", ()))
+                self.put_spans.end(request.get("puts", ()))
                 return {}
             case "commit":
                 return self._trace_commit(request)
@@ -190,8 +199,7 @@ class CommitGuard:
     def _trace_commit(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the request for a commit, in a span. A thread without a block or a granted ticket has no span."""
         ticket = self._tickets.get(str(request.get("ticket")))
-        bound_blocks = self._bound_blocks(request) if ticket is None else [ticket.block]
-        block = bound_blocks[-1] if bound_blocks else None
+        block = self._innermost_block(request) if ticket is None else ticket.block
         if block is None:
             return self._allow_commit(request)
         block.end_phase(request.get("write"))
@@ -331,6 +339,15 @@ class CommitGuard:
                 resource=uri,
             )
         return exclusive
+
+    def _innermost_block(self, request: Mapping[str, Any]) -> GuardedBlock | None:
+        """Return the innermost block of a commit's table to which its thread is bound; None if there is none."""
+        with self._lock:
+            blocks = self._bound_blocks(request)
+        with suppress(ResourceError):
+            table = canonical_table_uri(request["table"])
+            return next((block for block in reversed(blocks) if block.table == table), None)
+        return None
 
     def _bound_blocks(self, request: Mapping[str, Any]) -> list[GuardedBlock]:
         """Return the open blocks to which the thread of a commit is bound, the innermost last."""

@@ -24,13 +24,14 @@ class PutSpans:
             return
         self._spans[attempt] = span
         while len(self._spans) > _MAX_OPEN:
-            self._spans.popitem(last=False)
+            self._spans.popitem(last=False)[1].end()
 
     def end(self, reports: Iterable[Mapping[str, Any]]) -> None:
         """End the spans of puts that have an outcome in the log store's reports (``Attempts.java``)."""
         if not self._spans:
             return
         for report in reports:
-            if report["outcome"] != "pending" and (span := self._spans.pop(str(report["attempt"]), None)) is not None:
-                span.set({"sluice.put.outcome": report["outcome"]})
-                span.end(at_ns=1000 * int(report["ended_us"]))
+            outcome, ended_us = report.get("outcome"), report.get("ended_us")
+            if outcome != "pending" and (span := self._spans.pop(str(report.get("attempt")), None)) is not None:
+                span.set({"sluice.put.outcome": outcome})
+                span.end(at_ns=1000 * ended_us if isinstance(ended_us, int) else None)

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
 from lock_manager import Adoption, EnsembleMismatchError, LockSettings, SettingsError, ZookeeperLockManager
+from lock_manager.events import Event, observe
 from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.adopt import AdoptResult, adopt_table, describe
@@ -133,6 +134,8 @@ def test_an_adopted_table_is_written_under_one_ensemble_only(
 
     files = table.version_files()
     entered = False
+    refusals: list[str] = []
+    stop_observing = observe(lambda event, *_, error="", **__: refusals.extend([error] * (event == Event.REFUSED)))
     with pytest.raises(EnsembleMismatchError, match="sluice adopt TABLE --move") as refused:
         with second_ensemble.locked(table):
             entered = True
@@ -142,6 +145,9 @@ def test_an_adopted_table_is_written_under_one_ensemble_only(
         assert refused.value.ensemble == hold.ensemble_id
     with pytest.raises(EnsembleMismatchError):
         second_ensemble.append(table)
+    stop_observing()
+    # Metrics count them.
+    assert refusals == ["EnsembleMismatchError"] * 2
     assert table.version_files() == files
     # Each refusal released the lock.
     assert second_ensemble.manager.queue(table.path) == []

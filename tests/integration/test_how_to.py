@@ -293,7 +293,6 @@ def test_the_lineage_page(clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None
     for name, value in exports:
         monkeypatch.setenv(name, value.replace("lake/", f"{clone.folder}/lake/"))
     write_file()
-    clone.table("").mkdir()
     clone.run(append)
     events = EventFile(clone.folder / "lake" / "events.jsonl")
     (end,) = events.ends("append")

@@ -74,15 +74,21 @@ def test_a_stopped_job_sends_its_spans(
 
 
 @pytest.mark.full
-def test_a_commit_of_an_unchanged_program_is_in_the_trace(
-    collector: TraceCollector, zookeeper: Any, tmp_path: Path, eventually: Callable[..., None]
+def test_a_commit_of_an_unchanged_program_is_in_the_trace_and_in_the_metrics(
+    collector: TraceCollector,
+    zookeeper: Any,
+    tmp_path: Path,
+    eventually: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
     machine = Machine(zookeeper.hosts, tmp_path)
     (tmp_path / "job.py").write_text(SCRIPT)
     code, output = machine.run("sluice run --zookeeper 127.0.0.1:2181 job.py lake/numbers")
     assert code == 3, output
     # The agent may end after the program.
     eventually(lambda: collector.named("commit"), label="the span of the commit")
+    eventually(lambda: "sluice_lock_hold_seconds" in collector.metrics, label="the metrics of the agent")
     (root,) = collector.named("commit")
     assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE_ID, PARENT_ID)
     assert collector.children(root.span_id) == ["queue", "hold"]

@@ -1,4 +1,4 @@
-"""A collector of traces: a server for OTLP over HTTP."""
+"""A collector of traces and metrics: a server for OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 
 class TraceCollector(ThreadingHTTPServer):
-    """The spans that were sent to this server, on any free port."""
+    """The spans and the names of metrics that were sent to this server, on any free port."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.spans: list[Any] = []
+        self.metrics: set[str] = set()
         self.services: set[str] = set()
 
     @property
@@ -51,7 +53,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.add(ExportTraceServiceRequest.FromString(content))
+        if self.path == "/v1/metrics":
+            request = ExportMetricsServiceRequest.FromString(content)
+            scopes = [scope for resource in request.resource_metrics for scope in resource.scope_metrics]
+            self.server.metrics |= {metric.name for scope in scopes for metric in scope.metrics}
+        else:
+            self.server.add(ExportTraceServiceRequest.FromString(content))
         self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()

@@ -59,8 +59,8 @@ EVENTS: list[tuple[Event, str, str | None, tuple[str, ...]]] = [
     (Event.REFUSED, "EnsembleMismatchError", "SluiceCommitRefused", (*PROCESS, "error")),
     # A writer without a lock has lost a race, and repeats its write.
     (Event.REFUSED, "VersionTakenError", None, ()),
-    # The write runs again with the lock.
-    (Event.REFUSED, "NotStagedError", None, ()),
+    # The files of a write under the lock are too old, so it fails.
+    (Event.REFUSED, "NotStagedError", "SluiceCommitRefused", (*PROCESS, "error")),
     (Event.INTENT_SETTLED, "settled", "SluiceUnfinishedIntents", ("table", "outcome")),
     (Event.INTENT_LEFT, "left", "SluiceUnfinishedIntents", ("table", "outcome")),
     (Event.UNAVAILABLE, "EnsembleRefusedError", "SluiceCoordinatorRefused", ("instance", "file")),
@@ -215,6 +215,9 @@ def test_an_ensemble_without_quorum_or_with_a_missing_member_is_an_alert(prometh
     # A member is cut off from both others, and looks for a leader.
     members(prometheus, 20, LEADER_OF_ONE, FOLLOWER, ALONE)
     members(prometheus, 40, ALONE, GONE, ALONE)
+    members(prometheus, 45, LEADER, FOLLOWER, FOLLOWER)
+    # All of them have ended.
+    members(prometheus, 60, GONE, GONE, GONE)
     missing = alert("SluiceMemberMissing", job="zookeeper")
     no_quorum = alert("SluiceNoQuorum", job="zookeeper")
     assert (
@@ -226,6 +229,8 @@ def test_an_ensemble_without_quorum_or_with_a_missing_member_is_an_alert(prometh
             firing(26, missing),
             firing(39, missing),
             firing(42, no_quorum),
+            firing(50),
+            firing(68, no_quorum),
         )
         == ""
     )

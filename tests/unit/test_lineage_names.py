@@ -24,6 +24,8 @@ from writer_jobs.lineage.records import DatasetName, state_of
         ("hdfs://nn:9000/a/b", "hdfs://nn:9000", "/a/b"),
         ("hdfs://nn:8020/", "hdfs://nn", "/"),
         ("file:///proc/%20/x", "file", "/proc/%20/x"),
+        ("ftp://user:secret@host/in/a.csv", "ftp://host", "/in/a.csv"),
+        ("s3a://key:secret@lake/flights", "s3://lake", "flights"),
     ],
 )
 def test_a_location_has_one_name_for_all_spellings(location: str, namespace: str, name: str) -> None:

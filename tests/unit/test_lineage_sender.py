@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from writer_jobs.lineage import sender
+from writer_jobs.lineage import log_once, sender
 from writer_jobs.lineage.records import Connection, RunName, RunRecord
 from writer_jobs.lineage.sender import PROCESS_SENDER, Sender, is_configured
 
@@ -50,6 +50,28 @@ def test_the_library_s_file_configures_a_transport(tmp_path: Path, monkeypatch: 
     file.touch()
     assert is_configured({})
     assert not is_configured({"OPENLINEAGE_DISABLED": "true"})
+
+
+def test_a_folder_that_cannot_be_read_configures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = "/" + 300 * "x"
+    with pytest.raises(OSError, match="name too long"):
+        Path(home, ".openlineage").is_file()
+    monkeypatch.setenv("HOME", home)
+    assert not is_configured({})
+
+
+def test_a_failed_decision_sends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: object) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr(sender, "is_configured", fail)
+    monkeypatch.setattr(log_once, "_logged_texts", set())
+    PROCESS_SENDER.reset()
+    try:
+        assert PROCESS_SENDER.get() is PROCESS_SENDER.get() is None
+    finally:
+        PROCESS_SENDER.reset()
+    assert caplog.messages == ["lineage events are incomplete, because of a PermissionError"]
 
 
 @pytest.mark.parametrize(("variables", "imported"), [({}, False), ({"OPENLINEAGE__TRANSPORT__TYPE": "noop"}, True)])
@@ -110,7 +132,7 @@ def test_a_sender_without_a_connection_logs_the_reason_and_keeps_nothing(
 
 def test_failed_events_are_counted_and_the_last_ones_are_awaited(caplog: pytest.LogCaptureFixture) -> None:
     """A transport with a thread of its own gets the rest of the time at the end."""
-    outcomes = iter([None, OSError("refused"), None])
+    outcomes = iter([None, OSError("refused by http://user:secret@host/"), None])
     closed: list[float] = []
 
     def send(_: RunRecord) -> None:
@@ -121,7 +143,10 @@ def test_failed_events_are_counted_and_the_last_ones_are_awaited(caplog: pytest.
     for _ in range(3):
         sometimes_failing.put(RECORD)
     sometimes_failing.close()
-    assert caplog.messages == ["a lineage event was not sent: refused", "1 of 3 lineage events were not sent"]
+    assert caplog.messages == [
+        "a lineage event was not sent: refused by http://host/",
+        "1 of 3 lineage events were not sent",
+    ]
     assert 0 < closed[0] <= sender.CLOSE_SECONDS
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -115,6 +116,29 @@ def test_a_span_ends_once_with_its_first_error(spans: RecordedSpans) -> None:
     recorded = spans.one("work")
     assert dict(recorded.attributes or {}) == {"sluice.attempt": 1, "error.type": "ValueError"}
     assert recorded.status.description == "first"
+
+
+def test_a_provider_that_cannot_be_loaded_ends_no_write(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise StopIteration
+
+    # As with OTEL_PYTHON_TRACER_PROVIDER, if it names a provider that is not installed.
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", fail)
+    monkeypatch.setattr(tracing, "_logged_errors", set())
+    assert tracing.current() is tracing.NO_SPAN
+    with tracing.span("append", {"a": 1}) as span, span.current():
+        assert span is tracing.NO_SPAN
+    # One error, not one for each span.
+    assert [record.levelname for record in caplog.records if record.levelno > logging.DEBUG] == ["ERROR"]
+
+
+def test_an_sdk_that_cannot_be_started_is_logged() -> None:
+    program = "from lock_manager import tracing\ntracing.start_sdk()\nprint('goes on')"
+    output, errors = output_of(program, OTEL_PROPAGATORS="tracecontext,no_such_propagator")
+    assert output == "goes on"
+    assert "no_such_propagator" in errors
 
 
 def test_a_link_that_is_malformed_is_left_out(spans: RecordedSpans) -> None:

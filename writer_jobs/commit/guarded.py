@@ -26,6 +26,7 @@ from lock_manager import (
     canonical_table_uri,
 )
 from lock_manager.errors import format_versions
+from lock_manager.events import Event, emit
 from lock_manager.guard.guarded_block import GuardedBlock
 from lock_manager.guard.ticket import Ticket
 from lock_manager.partitions import PartitionSchema
@@ -101,6 +102,7 @@ def guarded(
             adoption = None if any_ensemble else refuse_other_ensemble(hold, snapshot)
         except AdoptionMismatchError as error:
             if mode != driver_guard.OBSERVE:
+                emit(Event.REFUSED, block.table, error=type(error).__name__)
                 raise
             block.refusal = error
         refuse_other_partitioning(snapshot, schema)
@@ -166,14 +168,16 @@ def guarded_commit(
     staged_commit = ticket.staged
     adoption = Adoption.of(staged_commit.properties) if staged_commit is not None else None
     if adoption is not None:
-        adoption.check(ensemble=hold.ensemble_id, table=ticket.table)
+        with _refusal_emitted(block.table):
+            adoption.check(ensemble=hold.ensemble_id, table=ticket.table)
 
     def load_adoption() -> Adoption | None:
         # In a thread of the block, as in :func:`guarded`.
         with _bound_thread(spark, block):
             snapshot = table_log.snapshot()
         refuse_other_partitioning(snapshot, schema)
-        return refuse_other_ensemble(hold, snapshot)
+        with _refusal_emitted(block.table):
+            return refuse_other_ensemble(hold, snapshot)
 
     # The staged commit itself fails with Delta's conflict if the table was moved to another ensemble since it was
     # staged. Other commits of this block do not.
@@ -199,6 +203,16 @@ def guarded_commit(
         if ticket.committed is None or hold.intents_of(block.table).open:
             with _errors_logged(hold):
                 _settle(spark, block)
+
+
+@contextmanager
+def _refusal_emitted(table: str) -> Iterator[None]:
+    """Emit the event of a commit that is refused because of the table's adoption."""
+    try:
+        yield
+    except AdoptionMismatchError as error:
+        emit(Event.REFUSED, table, error=type(error).__name__)
+        raise
 
 
 @contextmanager

@@ -47,10 +47,10 @@ def _start_sdk() -> None:
         return
     try:
         from opentelemetry.instrumentation.auto_instrumentation import initialize  # noqa: PLC0415 (the user's package)
+
+        initialize(swallow_exceptions=False)
     except ModuleNotFoundError as error:
         raise MetricsError(f"OpenTelemetry's SDK cannot be started: {_ADVICE}") from error
-    try:
-        initialize(swallow_exceptions=False)
     except Exception as error:
         raise MetricsError(f"OpenTelemetry's SDK cannot be started: {error}; {_ADVICE}") from error
     if not _has_meter_provider():

@@ -30,6 +30,9 @@ def location_name(location: str) -> DatasetName | None:
         return DatasetName("file", uri.removeprefix(_FILE))
     scheme, _, rest = uri.partition("://")
     host, slash, path = rest.partition("/")
+    if scheme != "abfs":
+        # Not a user and a password; of abfs, it is the container.
+        host = host.rpartition("@")[2]
     if scheme in _OBJECT_STORES:
         return DatasetName(f"{_OBJECT_STORES[scheme]}://{host}", path or "/")
     return DatasetName(f"{scheme}://{host}", f"{slash}{path}" or "/")

@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from writer_jobs.lineage.log_once import errors_logged
 from writer_jobs.lineage.records import ParentRun, RunName, RunRecord, State, message_of, state_of
 from writer_jobs.lineage.sender import PROCESS_SENDER
 
@@ -33,11 +34,16 @@ def recorded_job(spark: SparkSession, name: str, *, is_stream: bool) -> Iterator
     if sender is None:
         yield
         return
-    run, parent = RunName.new(name), configured_parent(spark)
+    run, parent = RunName.new(name), None
+    with errors_logged():
+        parent = configured_parent(spark)
 
     def send(state: State, error: BaseException | None = None) -> None:
-        message = None if error is None else message_of(error)
-        sender.put(RunRecord(state=state, run=run, parent=parent, job_type="JOB", is_stream=is_stream, error=message))
+        with errors_logged():
+            message = None if error is None else message_of(error)
+            sender.put(
+                RunRecord(state=state, run=run, parent=parent, job_type="JOB", is_stream=is_stream, error=message)
+            )
 
     send("START")
     _RunningJob.parent = ParentRun(run, run if parent is None else parent.root)

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
+_MAX_TEXTS = 100
+
 _logged_texts: set[str] = set()
 
 
 def log_once(level: int, text: str) -> None:
-    """Log a text at a level, unless this process has logged it."""
-    if text not in _logged_texts:
+    """Log a text at a level, unless this process has logged it; only the first texts of a process are logged."""
+    if text not in _logged_texts and len(_logged_texts) < _MAX_TEXTS:
         _logged_texts.add(text)
         log.log(level, text)
 

@@ -28,8 +28,8 @@ def sources_of(spark: SparkSession, reads: Iterable[Read | None]) -> tuple[list[
         name = _name_of(source)
         if name is None:
             unknown_count += 1
-            # The URL of a database can have a password.
-            noun = source.get("unknown") or source.get("path") or "a table of a database"
+            # Not its location, which can have a password.
+            noun = "a location" if "path" in source else source.get("unknown") or "a table of a database"
             log_once(logging.INFO, f"lineage events leave out a source that is not known: {noun}")
         elif (record := SourceRecord(name, _symlink_of(source.get("symlink")), source.get("version"))) not in sources:
             sources.append(record)

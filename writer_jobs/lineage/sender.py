@@ -7,11 +7,12 @@ import importlib.util
 import logging
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
+from writer_jobs.lineage.log_once import errors_logged
 from writer_jobs.lineage.records import Connection, RunRecord
 
 log = logging.getLogger(__name__)
@@ -32,38 +33,36 @@ class Sender:
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
-        self._records: queue.Queue[RunRecord | None] = queue.Queue(MAX_WAITING)
+        # Not a Queue: an exception in a signal handler can leave its Condition half acquired.
+        self._records: queue.SimpleQueue[RunRecord | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="sluice-lineage", daemon=True)
-        self._put_lock = threading.Lock()
+        self._start_lock = threading.Lock()
         self._put_count = self._sent_count = 0
         self._is_broken = self._has_dropped = self._has_failed = False
         self._deadline = 0.0
 
     def put(self, record: RunRecord) -> None:
-        """Queue a record. If the queue is full, drop the record."""
-        with self._put_lock:
+        """Queue a record. If too many records wait, drop it."""
+        with self._start_lock:
             self._put_count += 1
             if self._thread.ident is None:
                 self._thread.start()
-            try:
-                if not self._is_broken:
-                    self._records.put_nowait(record)
-            except queue.Full:
-                if not self._has_dropped:
-                    log.warning("lineage events are dropped: %d events wait to be sent", MAX_WAITING)
-                self._has_dropped = True
+        if self._is_broken:
+            return
+        if self._records.qsize() < MAX_WAITING:
+            self._records.put(record)
+            return
+        if not self._has_dropped:
+            log.warning("lineage events are dropped: %d events wait to be sent", MAX_WAITING)
+        self._has_dropped = True
 
     def close(self) -> None:
         """Wait until the records are sent, at most ``CLOSE_SECONDS``, and log the number of unsent ones."""
         if self._thread.ident is None:
             return
         self._deadline = time.monotonic() + CLOSE_SECONDS
-        try:
-            self._records.put(None, timeout=CLOSE_SECONDS)
-        except queue.Full:
-            pass
-        else:
-            self._thread.join(max(0.0, self._deadline - time.monotonic()))
+        self._records.put(None)
+        self._thread.join(CLOSE_SECONDS)
         unsent_count = self._put_count - self._sent_count
         if unsent_count:
             log.warning("%d of %d lineage events were not sent", unsent_count, self._put_count)
@@ -73,21 +72,21 @@ class Sender:
             connection = self._connect()
         except Exception as error:  # noqa: BLE001 (no error of lineage ends a write)
             self._is_broken = True
-            log.warning("no lineage events are sent: %s", error)
+            log.warning("no lineage events are sent: %s", _without_credentials(error))
             return
         while (record := self._records.get()) is not None:
             self._send(connection, record)
         try:
             connection.close(max(0.0, self._deadline - time.monotonic()))
         except Exception as error:  # noqa: BLE001 (as above)
-            log.warning("the last lineage events may not be sent: %s", error)
+            log.warning("the last lineage events may not be sent: %s", _without_credentials(error))
 
     def _send(self, connection: Connection, record: RunRecord) -> None:
         try:
             connection.send(record)
         except Exception as error:  # noqa: BLE001 (as above)
             if not self._has_failed:
-                log.warning("a lineage event was not sent: %s", error)
+                log.warning("a lineage event was not sent: %s", _without_credentials(error))
             self._has_failed = True
         else:
             self._sent_count += 1
@@ -98,23 +97,25 @@ class _ProcessSender:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._is_decided = False
+        self._deciding_pid = 0
         self._sender: Sender | None = None
 
     def get(self) -> Sender | None:
-        """Return the sender; None if no transport is configured. The first call decides."""
+        """Return the sender; None if no transport is configured. The first call decides, also in a forked process."""
         with self._lock:
-            if not self._is_decided:
-                self._is_decided = True
-                if is_configured(os.environ):
-                    self._sender = self._create()
+            if self._deciding_pid != os.getpid():
+                self._deciding_pid, self._sender = os.getpid(), None
+                with errors_logged():
+                    if is_configured(os.environ):
+                        self._sender = self._create()
             return self._sender
 
     def reset(self) -> None:
         """Close the sender. The next call of :meth:`get` reads the configuration again."""
         with self._lock:
-            sender, self._sender, self._is_decided = self._sender, None, False
-        if sender is not None:
+            is_own = self._deciding_pid == os.getpid()
+            sender, self._sender, self._deciding_pid = self._sender, None, 0
+        if sender is not None and is_own:
             sender.close()
 
     def _create(self) -> Sender | None:
@@ -138,13 +139,14 @@ def is_configured(environment: Mapping[str, str]) -> bool:
         return False
     if any(name in ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG") or name.startswith(_TRANSPORT) for name in environment):
         return True
-    return any(folder.joinpath(_CONFIG_FILE).is_file() for folder in _config_folders())
+    # Not with pathlib, which raises an error without a home folder, or without permission to look into a folder.
+    folders = ("", os.path.join(os.path.expanduser("~"), ".openlineage"))  # noqa: PTH111, PTH118
+    return any(os.path.isfile(os.path.join(folder, _CONFIG_FILE)) for folder in folders)  # noqa: PTH113, PTH118
 
 
-def _config_folders() -> list[Path]:
-    """Return the folders where the library looks for its file."""
-    home = os.path.expanduser("~")  # noqa: PTH111 (Path.home() raises an error without a home folder)
-    return [Path(), Path(home, ".openlineage")]
+def _without_credentials(error: Exception) -> str:
+    """Return the message of an error, in which a URL may have a user and a password."""
+    return re.sub(r"(?<=://)[^/@\s]*@", "", str(error))
 
 
 def _connect() -> Connection:

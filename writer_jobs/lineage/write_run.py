@@ -111,9 +111,14 @@ class WriteRun:
             return (OutputRecord(self._output, symlink, error.version),)
         if result is None or result.version is None:
             return (OutputRecord(self._output, symlink),)
-        state = self._context.log.known_snapshot().state
-        columns = [] if state is None else [(field.name, field.dataType.simpleString()) for field in state.schema]
-        return (OutputRecord(self._output, symlink, result.version, tuple(columns), _statistics(result)),)
+        columns: list[tuple[str, str]] = []
+        statistics: dict[str, int] = {}
+        with errors_logged():
+            state = self._context.log.known_snapshot().state
+            columns = [] if state is None else [(field.name, field.dataType.simpleString()) for field in state.schema]
+        with errors_logged():
+            statistics = _statistics(result)
+        return (OutputRecord(self._output, symlink, result.version, tuple(columns), statistics),)
 
     def _facet(self, error: BaseException | None) -> dict[str, Any]:
         """Return the fields of the facet ``sluice_write``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 from lock_manager.measurements import SECONDS, Kind, Metric, record
 from writer_jobs.streaming.query import AVAILABLE_NOW
@@ -37,7 +38,13 @@ class FeedProgress:
         self._newest_at = -math.inf
 
     def record(self, newest_at: float | None) -> None:
-        """Record that a batch was applied; ``newest_at`` is its newest source time, None if it has none."""
-        if newest_at is not None and newest_at > self._newest_at:
+        """Record that a batch was applied; ``newest_at`` is its newest source time, None if it has none.
+
+        A time in the future counts as now. Otherwise one wrong row would hide that the stream stands still.
+        """
+        if newest_at is None:
+            return
+        newest_at = min(newest_at, time.time())
+        if newest_at > self._newest_at:
             self._newest_at = newest_at
             record(_NEWEST, newest_at, *self._labels)
