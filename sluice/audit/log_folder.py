@@ -74,8 +74,9 @@ def open_log(
 ) -> LogFolder:
     """Return a folder of the table at ``s3://``, ``s3a://``, ``file:`` or a local path.
 
-    ``options`` are storage options of ``deltalake``. Missing ones come from the environment (``AWS_*``). ``client`` is
-    a client of :func:`s3_client` that several folders share; by default the folder has its own.
+    ``folder`` is empty for the location itself. ``options`` are storage options of ``deltalake``; missing ones come
+    from the environment (``AWS_*``). ``client`` is a client of :func:`s3_client` that several folders share; by default
+    the folder has its own.
 
     Raises:
         LogAccessError: The location is a URI of another scheme.
@@ -221,7 +222,7 @@ class _S3Log:
         self._bucket = bucket
         self._table = f"{prefix}/".lstrip("/")
         self._folder = folder
-        self._prefix = f"{self._table}{folder}/"
+        self._prefix = f"{self._table}{folder}/" if folder else self._table
         self.options = dict(options)
         if (s3_endpoint(options) or "").startswith("http://") and "allow_http" not in _normalized_options(options):
             self.options["AWS_ALLOW_HTTP"] = "true"

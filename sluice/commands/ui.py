@@ -39,6 +39,10 @@ def ui(
             metavar="URL", help="Prometheus with the writers' metrics: refusals, lost locks, lag of streams, findings."
         ),
     ] = None,
+    report: Annotated[
+        str | None,
+        typer.Option(metavar="URI", help="Report of maintain.py (its --report), for the storage health of tables."),
+    ] = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Show all tables in the browser: their holders and waiters, with their times.
@@ -49,6 +53,7 @@ def ui(
 
     [bold]sluice ui --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
     [bold]sluice ui --prometheus http://prometheus:9090[/]
+    [bold]sluice ui --report s3a://lake/maintenance.json[/]
     [bold]sluice ui --listen 0.0.0.0:7070[/]      for other machines, with a token
 
     With another address than this machine's own, the printed address has a token
@@ -60,18 +65,21 @@ def ui(
     from sluice.ui.live_state import LiveState  # noqa: PLC0415
     from sluice.ui.pages import Pages  # noqa: PLC0415
     from sluice.ui.server import find_token, make_app, open_socket, parse_address, serve  # noqa: PLC0415
+    from sluice.ui.stored_reports import ReportFile  # noqa: PLC0415
 
     settings = lock_settings(zookeeper, lock_root, lock_url=lock_url)
     options = parse_pairs(storage_option)
     host, port = parse_address(listen)
     server = None if prometheus is None else Prometheus(prometheus)
+    report_file = None if report is None else ReportFile(report, options)
     token = find_token(host, os.environ)
     with (
         interruptible(),
         open_socket(host, port) as listener,
-        LiveState(settings, tables or (), options, server) as state,
+        LiveState(settings, tables or (), options, server, report_file) as state,
     ):
-        pages = Pages(state, settings.lock_url or settings.zk_hosts, has_figures=server is not None)
+        coordinator = settings.lock_url or settings.zk_hosts
+        pages = Pages(state, coordinator, has_figures=server is not None, has_report=report_file is not None)
         app = make_app(state, pages, token=token)
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{listener.getsockname()[1]}/" + (f"?token={token}" if token else "")

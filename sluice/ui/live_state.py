@@ -19,6 +19,8 @@ from sluice.audit.log_folder import parse_s3, s3_client
 from sluice.ui.figures import NO_FIGURES, Prometheus, TableFigures
 from sluice.ui.history import Operation, TableHistory
 from sluice.ui.log_tail import LogTail
+from sluice.ui.stored_reports import NO_REPORTS, ReportFile, StoredReports
+from writer_jobs.maintenance.result import MaintenanceReport
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,7 @@ _LOG_SECONDS = 3.0
 """Minimum time between two reads of a table's log, in seconds."""
 _PINS_SECONDS = 30.0
 _FIGURES_SECONDS = 15.0
+_REPORT_SECONDS = 60.0
 _VIEW_SECONDS = 10.0
 """Time for which a table counts as viewed after a request for it, in seconds."""
 _FORGET_SECONDS = 600.0
@@ -46,12 +49,16 @@ class TableView:
     Attributes:
         locks: Its queue.
         figures: Figures of Prometheus.
+        report: Report of its last maintenance; None without one.
+        failure: Why its last maintenance failed; None if it did not.
         generation: Number of the last change of the table.
 
     """
 
     locks: TableLocks
     figures: TableFigures = NO_FIGURES
+    report: MaintenanceReport | None = None
+    failure: str | None = None
     generation: int = 0
 
     @property
@@ -67,7 +74,7 @@ class Connection:
     Attributes:
         at: When the locks were read for the first time, seconds since the epoch; 0 before.
         ensemble: UUID of the coordinator.
-        problem: Why the locks, or the figures, could not be read; None if they were.
+        problem: Why the locks, the figures or the report could not be read; None if they were.
 
     """
 
@@ -156,6 +163,7 @@ class LiveState:
         tables: Tables to show although they were never locked: locations.
         storage_options: Options of ``deltalake`` for the logs.
         prometheus: Server of the figures, or None.
+        report: Report of maintenance, or None.
         interval: Longest time between two looks at the locks, in seconds.
 
     Raises:
@@ -169,6 +177,7 @@ class LiveState:
         tables: Collection[str] = (),
         storage_options: Mapping[str, str] | None = None,
         prometheus: Prometheus | None = None,
+        report: ReportFile | None = None,
         interval: float = 1.0,
     ) -> None:
         self._inspector = inspector_of(settings)
@@ -182,6 +191,8 @@ class LiveState:
             self._tables[resource.uri] = _Table(TableLocks(uri=resource.uri, key=resource.key))
         self._figures: Mapping[str, TableFigures] = {}
         self._figures_problem: str | None = None
+        self._reports = NO_REPORTS
+        self._reports_problem: str | None = None
         self._locks_problem: str | None = None
         self._ensemble: str | None = None
         self._read_at = 0.0
@@ -195,6 +206,8 @@ class LiveState:
         ]
         if prometheus is not None:
             self._threads.append(self._thread("figures", lambda: self._follow_figures(prometheus)))
+        if report is not None:
+            self._threads.append(self._thread("report", lambda: self._follow_report(report)))
 
     @staticmethod
     def _thread(name: str, work: Callable[[], None]) -> threading.Thread:
@@ -278,10 +291,17 @@ class LiveState:
 
     @property
     def _connection(self) -> Connection:
-        return Connection(self._read_at, self._ensemble, self._locks_problem or self._figures_problem)
+        problem = self._locks_problem or self._figures_problem or self._reports_problem
+        return Connection(self._read_at, self._ensemble, problem)
 
     def _view(self, uri: str, table: _Table) -> TableView:
-        return TableView(table.locks, self._figures.get(uri, NO_FIGURES), table.generation)
+        return TableView(
+            table.locks,
+            self._figures.get(uri, NO_FIGURES),
+            self._reports.reports.get(uri),
+            self._reports.failures.get(uri),
+            table.generation,
+        )
 
     def _announce(self, *tables: _Table) -> None:
         """Count a change of these tables; the caller holds the lock."""
@@ -428,6 +448,28 @@ class LiveState:
                 if has_changed:
                     self._announce(*changed_tables)
             self._stopped.wait(_FIGURES_SECONDS)
+
+    # -- maintenance ---------------------------------------------------------------------------------------------------
+
+    def _follow_report(self, file: ReportFile) -> None:
+        while not self._stopped.is_set():
+            reports, problem = self._reports, None
+            try:
+                reports = file.read()
+            except Exception as error:  # noqa: BLE001 (the thread must go on, and the page shows the problem)
+                problem = _problem_text(error)
+            if reports is not self._reports or problem != self._reports_problem:
+                self._set_reports(reports, problem)
+            self._stopped.wait(_REPORT_SECONDS)
+
+    def _set_reports(self, reports: StoredReports, problem: str | None) -> None:
+        with self._changed:
+            self._reports, self._reports_problem = reports, problem
+            # A table that was never locked, too.
+            for uri in {*reports.reports, *reports.failures} - self._tables.keys():
+                resource = TableResource.of(uri)
+                self._tables[uri] = _Table(TableLocks(uri=uri, key=resource.key))
+            self._announce(*self._tables.values())
 
 
 def _fields(locks: TableLocks) -> list[tuple[object, ...]]:

@@ -18,6 +18,7 @@ from sluice.ui import timeline
 from sluice.ui.history import writer_of
 from sluice.ui.live_state import Connection, LiveState, TableDetails, TableView
 from writer_jobs.page.elements import Html, document, element, figures, join, table
+from writer_jobs.page.health import health_parts, newest_findings
 
 _STYLE = (
     timeline.STYLE
@@ -36,7 +37,8 @@ _PICTURE_SECONDS = 30.0
 _SHOWN_HOLDERS = 3
 # Titles and classes of the columns.
 _TITLES = (("table", "text"), ("state", "text state"), ("last hour", "text wide"), ("writes", "wide"))
-_FIGURE_TITLES = (("refused", None), ("lost locks", None), ("lag", None), ("findings", "wide"))
+_FIGURE_TITLES = (("refused", None), ("lost locks", None), ("lag", None))
+_FINDINGS_TITLE = ("findings", "wide")
 _SHOWN_LOCKED = 50
 _SHOWN_ENTRIES = 100
 _SHOWN_COMMITS = 50
@@ -90,13 +92,17 @@ class Pages:
         state: The tables.
         coordinator: Address of the coordinator, for people.
         has_figures: Whether the state has figures of Prometheus.
+        has_report: Whether the state has the report of maintenance.
 
     """
 
-    def __init__(self, state: LiveState, coordinator: str, *, has_figures: bool) -> None:
+    def __init__(self, state: LiveState, coordinator: str, *, has_figures: bool, has_report: bool) -> None:
         self._state = state
         self._coordinator = coordinator
         self._has_figures = has_figures
+        self._has_report = has_report
+        self._titles = _TITLES + (_FIGURE_TITLES if has_figures else ())
+        self._titles += (_FINDINGS_TITLE,) if has_figures or has_report else ()
         # Rows of the page of all tables, with the generation and the time of their picture.
         self._rows: dict[str, tuple[tuple[int, float], Html]] = {}
 
@@ -136,6 +142,8 @@ class Pages:
         }
         if self._has_figures:
             parts["figures"] = _section("figures", "Metrics", _figures(view))
+        if self._has_report:
+            parts["storage"] = _section("storage", "Storage health", _storage(view))
         back = element("nav", element("a", "All tables", href="/"))
         return Page(uri, join(back, element("h1", uri)), parts)
 
@@ -206,8 +214,7 @@ class Pages:
         return join(table("queue", titles, rows, text_columns=3), more)
 
     def _tables(self, rows: list[Html]) -> Html:
-        titles = _TITLES + (_FIGURE_TITLES if self._has_figures else ())
-        head = element("tr", *(element("th", title, class_=style) for title, style in titles))
+        head = element("tr", *(element("th", title, class_=style) for title, style in self._titles))
         find = element(
             "p",
             element("label", "Find a table: ", for_="filter"),
@@ -235,9 +242,10 @@ class Pages:
         if self._has_figures:
             figures_of_table = view.figures
             cells += [_number(figures_of_table.refused), _number(figures_of_table.lost)]
-            cells += [_age(figures_of_table.newest), ", ".join(sorted(figures_of_table.findings))]
-        titles = _TITLES + (_FIGURE_TITLES if self._has_figures else ())
-        lines = (element("td", cell, class_=style) for cell, (_, style) in zip(cells, titles, strict=True))
+            cells.append(_age(figures_of_table.newest))
+        if self._has_figures or self._has_report:
+            cells.append(_finding_codes(view))
+        lines = (element("td", cell, class_=style) for cell, (_, style) in zip(cells, self._titles, strict=True))
         row = element("tr", *lines, id=f"t-{view.locks.key}")
         # Without operations there is no picture that moves.
         self._rows[view.uri] = (view.generation, picture_time if operations else math.inf), row
@@ -249,6 +257,23 @@ def _state(view: TableView) -> str:
     if not view.locks.entries:
         return "free"
     return f"{holders:,} holding, {waiters:,} waiting"
+
+
+def _finding_codes(view: TableView) -> str:
+    if view.failure is not None:
+        return "maintenance failed"
+    if view.report is None:
+        return ", ".join(sorted(view.figures.findings))
+    return ", ".join(sorted(finding.code for finding in newest_findings(view.report)))
+
+
+def _storage(view: TableView) -> Html:
+    failed = None
+    if view.failure is not None:
+        failed = element("p", f"The last maintenance failed: {view.failure}", class_="problem")
+    if view.report is None:
+        return failed or element("p", "The report of maintenance does not have this table.")
+    return join(failed, *health_parts(view.report))
 
 
 def _section(name: str, title: str, *children: object) -> Html:

@@ -444,6 +444,7 @@ def test_a_signal_ends_it_while_a_page_is_open(lake: Lake, number: signal.Signal
         (["--prometheus", "prometheus:9090"], 2, "must be an address such as http://127.0.0.1:9090"),
         (["--prometheus", "http://user:secret@prometheus:port"], 2, "--prometheus must be an address such as"),
         (["--lock-url", "optimistic://"], 2, "optimistic:// has no locks to show"),
+        (["--report", "hdfs://nn/report.json"], 1, "only s3://, s3a://, file: and local paths can be read"),
         (["--listen", "TAKEN"], 1, "cannot be used: Address already in use; choose another --listen"),
     ],
 )
@@ -518,6 +519,28 @@ def test_pictures_of_the_pages(lake: Lake, browser: Browser) -> None:
             for waiter in lake.waiters:
                 waiter.join(30)
     assert all(file.stat().st_size > 20_000 for file in screenshots.glob("ui*.png"))
+
+
+@pytest.mark.full
+def test_the_report_of_maintenance_is_on_the_pages(lake: Lake, browser: Browser) -> None:
+    path = lake.folder / "report.json"
+    failed = {"table": "s3://lake/missing", "error": "there is no <table>", "exit_code": 3}
+    with lake.ui("--report", str(path)) as ui:
+        # The file appears later than the server, as that of the first night.
+        lake.eventually(lambda: "report.json cannot be read: No such file" in ui.get()[2], within=30)
+    path.write_text(json.dumps({"tables": [{**maintenance_report().to_json(), "table": TABLE}, failed]}))
+    with lake.ui("--report", str(path)) as ui:
+        page = browser.open(ui.address)
+        row = page.locator("table.tables tbody tr", has_text=TABLE)
+        row.get_by_text("small-files").wait_for()
+        page.locator("table.tables tbody tr", has_text="missing").get_by_text("maintenance failed").wait_for()
+        row.get_by_role("link").click()
+        storage = page.locator("#storage")
+        storage.get_by_text("maintain.py --compact").first.wait_for()
+        assert storage.locator("svg").count() >= 2
+        page.goto(ui.table_address("s3://lake/missing"))
+        page.get_by_text("The last maintenance failed: there is no <table>").wait_for()
+        page.close()
 
 
 @pytest.mark.full
