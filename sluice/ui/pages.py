@@ -24,12 +24,18 @@ _STYLE = (
     timeline.STYLE
     + """
 header p { margin: .2rem 0; } header { margin-bottom: 1rem; } .problem { color: var(--warn); font-weight: 600; }
-.blocked { border-left: 4px solid var(--wait); background: var(--panel); padding: .5rem .8rem; margin: .5rem 0; }
+.blocked.waiting { border-color: var(--wait); }
+.blocked { border-left: 4px solid var(--line); background: var(--panel); padding: .5rem .8rem; margin: .5rem 0; }
 input[type=search] { font: inherit; padding: .3rem .6rem; width: min(100%, 24rem); color: inherit;
   background: var(--panel); border: 1px solid var(--line); border-radius: .4rem; }
 .hidden { display: none; } td.state { white-space: nowrap; } .held { font-weight: 600; }
 nav { margin-bottom: .5rem; }
-@media (max-width: 700px) { .wide { display: none; } body { padding: .6rem; } }
+@media (max-width: 700px) { .wide { display: none; } body { padding: .6rem; }
+  table.queue thead { display: none; } table.queue tr { display: block; border-bottom: 1px solid var(--line); }
+  table.queue td { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0;
+    text-align: right; }
+  table.queue td:empty { display: none; }
+  table.queue td::before { content: attr(data-title); color: var(--quiet); text-align: left; white-space: nowrap; } }
 """
 )
 _MINUTE = 60
@@ -113,8 +119,8 @@ class Pages:
     def _overview_page(self) -> Page:
         overview = self._state.overview()
         busy_views = [view for view in overview.tables if view.locks.entries]
-        # Tables with waiting requests first, the longest hold first.
-        busy_views.sort(key=lambda view: (not view.locks.waiters, min(entry.since for entry in view.locks.entries)))
+        # The tables with the most waiting requests first, of these the longest hold first.
+        busy_views.sort(key=lambda view: (-len(view.locks.waiters), min(entry.since for entry in view.locks.entries)))
         rows = {f"t-{view.locks.key}": self._row(view) for view in overview.tables}
         blocked = [self._blocked(view) for view in busy_views[:_SHOWN_LOCKED]]
         if len(busy_views) > _SHOWN_LOCKED:
@@ -158,6 +164,7 @@ class Pages:
             text = "the locks are being read…" if connection.problem is None else ""
         source = f"Locks of {self._coordinator}"
         source += f", ensemble {connection.ensemble[:8]}" if connection.ensemble else ""
+        source += ". This page updates itself."
         problem = element("p", connection.problem, class_="problem", role="alert") if connection.problem else None
         counts = element("p", text, id="counts", aria_live="polite")
         return element("div", counts, element("p", source, class_="quiet"), problem, id="status")
@@ -171,6 +178,7 @@ class Pages:
                 element("span", writer_of(holder), class_="held"),
                 f" holds {scope_text(holder)} for ",
                 self._since(view, holder),
+                _since_text(self._start_of(view, holder)),
             )
             for holder in holders[:_SHOWN_HOLDERS]
         ]
@@ -178,10 +186,11 @@ class Pages:
             sentences.append(element("div", f"and {len(holders) - _SHOWN_HOLDERS:,} more holders"))
         if waiters:
             first = waiters[0]
-            rest = f" and {len(waiters) - 1:,} more wait" if len(waiters) > 1 else " waits"
-            text = f"{writer_of(first)}{rest} for it, the first for "
-            sentences.append(element("div", text, self._since(view, first), class_="quiet"))
-        return element("div", _table_link(view), *sentences, class_="blocked")
+            text = f"{writer_of(first)} waits for it for "
+            if len(waiters) > 1:
+                text = f"{writer_of(first)} and {len(waiters) - 1:,} more wait for it, the first for "
+            sentences.append(element("div", text, self._since(view, first)))
+        return element("div", _table_link(view), *sentences, class_="blocked waiting" if waiters else "blocked")
 
     def _since(self, view: TableView, entry: QueueEntry) -> Html:
         """Return the duration of a hold or a wait, which the page's script keeps up to date."""
@@ -196,12 +205,12 @@ class Pages:
         entries = (*view.locks.holders, *view.locks.waiters)
         if not entries:
             return element("p", "Nobody holds the lock or waits for it.")
-        titles = ("state", "scope", "writer", "for", "since (UTC)", "application", "token")
+        titles = ("state", "writer", "scope", "for", "since (UTC)", "application", "token")
         rows = [
             [
-                "holds" if entry.holds else f"waits for {len(entry.waits_for):,}",
-                scope_text(entry),
+                "holds" if entry.holds else f"waits, {len(entry.waits_for):,} ahead",
                 writer_of(entry),
+                scope_text(entry),
                 self._since(view, entry),
                 _moment(self._start_of(view, entry)),
                 printable(entry.data.get("app_id") or ""),
@@ -211,7 +220,16 @@ class Pages:
         ]
         rest = len(entries) - len(rows)
         more = element("p", f"and {rest:,} more waiting requests") if rest else None
-        return join(table("queue", titles, rows, text_columns=3), more)
+        advice = None
+        if view.locks.waiters:
+            advice = element(
+                "p",
+                "Does a holder hang? End its process: the lock is free at once or, if the process cannot release it, "
+                "after its session timeout. Or remove the holder: ",
+                element("code", f"sluice break {view.uri}"),
+                ". Its later commits are refused.",
+            )
+        return join(table("queue", titles, rows, text_columns=3), more, advice)
 
     def _tables(self, rows: list[Html]) -> Html:
         head = element("tr", *(element("th", title, class_=style) for title, style in self._titles))
@@ -222,7 +240,12 @@ class Pages:
         )
         whole_table = element("table", element("thead", head), element("tbody", *rows), class_="tables")
         return element(
-            "section", element("h2", "All tables"), find, element("div", whole_table, class_="scroll"), id="tables"
+            "section",
+            element("h2", "All tables"),
+            find,
+            timeline.legend(),
+            element("div", whole_table, class_="scroll"),
+            id="tables",
         )
 
     def _row(self, view: TableView) -> Html:
@@ -237,7 +260,7 @@ class Pages:
             _table_link(view),
             _state(view),
             timeline.strip(operations, picture_time),
-            f"{writes:,}" if operations else None,
+            _number(writes),
         ]
         if self._has_figures:
             figures_of_table = view.figures
@@ -302,7 +325,8 @@ def _hour(details: TableDetails) -> Html:
 def _commits(details: TableDetails) -> Html:
     problem = None
     if details.log_problem is not None:
-        problem = element("p", f"The log cannot be read here: {details.log_problem}", class_="problem")
+        text = f"This page cannot read the log (the locks are not affected): {details.log_problem}"
+        problem = element("p", text, class_="warn")
     if not details.commits:
         text = "The table has no commits." if details.log_was_read else "The log is being read…"
         return problem or element("p", text)
@@ -337,7 +361,7 @@ def _commit_row(commit: LogCommit | str) -> list[object]:
 def _pins(details: TableDetails) -> Html:
     problem = details.pins_problem or details.log_problem
     if not details.pins and problem is not None:
-        return element("p", f"The pins cannot be read here: {problem}", class_="problem")
+        return element("p", f"This page cannot read the pins: {problem}", class_="warn")
     if not details.pins:
         return element("p", "The table has no pins." if details.pins_were_read else "The pins are being read…")
     titles = ("pin", "moment", "expires (UTC)", "version", "job")
@@ -396,6 +420,10 @@ def _span(start: float | None, end: float | None) -> str:
 
 def _moment(seconds: float | None) -> str:
     return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _since_text(moment: float | None) -> str:
+    return "" if moment is None else f", since {_moment(moment)} UTC"
 
 
 def _age(moment: float | None) -> Html | None:

@@ -57,7 +57,7 @@ def timeline(operations: Sequence[Operation], now: float) -> Html:
         seconds = HISTORY_SECONDS * (1 - number / _TICKS)
         x = _x(now - seconds, now, _LABEL_WIDTH, _WIDTH - _LABEL_WIDTH)
         anchor = "start" if not number else "end" if number == _TICKS else "middle"
-        text = datetime.fromtimestamp(now - seconds, UTC).strftime("%H:%M")
+        text = datetime.fromtimestamp(now - seconds, UTC).strftime("%H:%M UTC" if number == _TICKS else "%H:%M")
         parts.append(element("line", class_="axis", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=0, y2=height))
         parts.append(element("text", text, class_="quiet", x=f"{x:.1f}", y=height + 16, text_anchor=anchor))
     title = element("title", f"{len(shown_operations):,} operations of {len(lanes):,} writers in the last hour")

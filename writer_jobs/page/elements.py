@@ -74,13 +74,15 @@ def join(*children: object) -> Html:
 
 def table(name: str, titles: Iterable[str], rows: Iterable[Sequence[object]], *, text_columns: int = 1) -> Html:
     """Return a table of this class. The first ``text_columns`` are aligned left; the others have numbers."""
+    titles = tuple(titles)
 
     def line(cell_name: str, cells: Iterable[object]) -> Html:
         return element(
             "tr",
             *(
-                element(cell_name, cell, class_="text" if index < text_columns else None)
-                for index, cell in enumerate(cells)
+                # With the title, a style can show each row as a list.
+                element(cell_name, cell, class_="text" if index < text_columns else None, data_title=title)
+                for index, (cell, title) in enumerate(zip(cells, titles, strict=True))
             ),
         )
 
