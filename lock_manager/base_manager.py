@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from lock_manager import tracing
+from lock_manager import tracing, waits
 from lock_manager.base_hold import BaseHold
 from lock_manager.coordinator import Cancellation, Hold, Offer
 from lock_manager.deadline import Deadline
@@ -46,6 +46,7 @@ class AcquireRequest:
         offer: Append that a holder may commit for the requester while it waits; None for none.
         needs_exclusion: Whether the requester relies on the lock; see :meth:`BaseManager.acquire_all`.
         parent: Parent of the spans of the wait and the hold.
+        observer: Gets reports of the wait; None for no observer.
 
     """
 
@@ -55,6 +56,7 @@ class AcquireRequest:
     offer: Offer | None = None
     needs_exclusion: bool = True
     parent: tracing.Span = tracing.NO_SPAN
+    observer: waits.Observer | None = None
 
     @property
     def resource(self) -> str:
@@ -238,6 +240,7 @@ class BaseManager(ABC, Generic[_H, _A]):
             offer=offer,
             needs_exclusion=needs_exclusion,
             parent=tracing.current(),
+            observer=waits.current_observer(),
         )
         acquisition = self._new_acquisition(request, Deadline(seconds))
         return self._isolation.run(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,24 +50,25 @@ class Wait:
         return f"waiting for the lock on {self.resource} for {self.seconds:.0f} s: {queue}"
 
 
-#: Receives the waits of this process.
+#: Receives the waits of a thread's acquires. It must return quickly, and must not raise.
 Observer = Callable[[Wait], None]
 
-_observers: dict[object, Observer] = {}
+_observer: ContextVar[Observer | None] = ContextVar("sluice_observer_of_waits", default=None)
 
 
-def observe(observer: Observer) -> Callable[[], None]:
-    """Report every wait of this process to an observer; return a function that ends this.
+@contextmanager
+def observed_by(observer: Observer) -> Iterator[None]:
+    """Report the waits of the acquires that this thread begins in the block to an observer, in another thread."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
 
-    The observer is called in the thread of the acquire. It must return quickly, and must not raise.
-    """
-    key = object()
-    _observers[key] = observer
 
-    def remove() -> None:
-        _observers.pop(key, None)
-
-    return remove
+def current_observer() -> Observer | None:
+    """Return the observer of the acquires that this thread begins; None if there is none."""
+    return _observer.get()
 
 
 class WaitReports:
@@ -74,19 +77,20 @@ class WaitReports:
     Args:
         resource: Requested tables and partitions.
         deadline: Deadline of the acquire, whose beginning is that of the wait.
+        observer: Gets reports, too; None for no observer.
 
     """
 
-    def __init__(self, resource: str, deadline: Deadline) -> None:
-        self._resource, self._deadline = resource, deadline
+    def __init__(self, resource: str, deadline: Deadline, observer: Observer | None) -> None:
+        self._resource, self._deadline, self._observer = resource, deadline, observer
         self._logged_at = self._observed_at = time.monotonic()
 
     def due_seconds(self) -> float:
         """Return the seconds until the next report."""
-        now, due_at = time.monotonic(), self._logged_at + LOG_SECONDS
-        if _observers:
+        due_at = self._logged_at + LOG_SECONDS
+        if self._observer is not None:
             due_at = min(due_at, self._observed_at + OBSERVED_SECONDS)
-        return max(0.0, due_at - now)
+        return max(0.0, due_at - time.monotonic())
 
     def report(self, ahead: int | None, holder: Mapping[str, Any] | None) -> None:
         """Report the number of requests ahead and the data of the first one, each None if it is not known."""
@@ -97,7 +101,7 @@ class WaitReports:
         if ahead is None:
             return
         wait = Wait(self._resource, self._deadline.elapsed(), ahead, holder)
-        for observer in list(_observers.values()):
-            observer(wait)
+        if self._observer is not None:
+            self._observer(wait)
         if is_logged:
             log.info("%s", wait)

@@ -81,17 +81,19 @@ def adopt_table(
     metadata = {"job": settings.job}
     expected_adoption = state.adoption if move else None
     names = _names_to_lock(uri, expected_adoption)
+    progress = Progress(uri)
     with ExitStack() as stack:
         if old_settings is not None:
             old_manager = stack.enter_context(manager_of(old_settings))
-            with shown(Progress(uri), spark):
+            with shown(progress, spark):
                 old_hold = stack.enter_context(old_manager.acquire_all(names, needs_exclusion=False))
             if old_hosts is not None and expected_adoption is not None:
                 expected_adoption.check(ensemble=old_hold.ensemble_id, table=expected_adoption.table or uri)
             stack.enter_context(guarded(spark, old_hold, log, metadata, any_ensemble=True))
         manager = stack.enter_context(manager_of(settings))
-        with shown(Progress(uri), spark):
+        with shown(progress, spark):
             hold = stack.enter_context(manager.acquire_all(names, needs_exclusion=False))
+            progress.outcome = "the lock is held"
         stack.enter_context(guarded(spark, hold, log, metadata, any_ensemble=move))
         state = log.state()
         previous = None if state is None else state.adoption

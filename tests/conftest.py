@@ -174,9 +174,9 @@ def close_sockets_of_pyspark() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", config.getoption("part"))
-    if match is None:
+    part, parts = map(int, match.groups()) if match else (1, 0)
+    if part > parts:
         raise pytest.UsageError("--part must be K/N, such as 2/6")
-    part, parts = map(int, match.groups())
     config.hook.pytest_deselected(items=[item for item in items if not is_in_part(item.nodeid, part, parts)])
     items[:] = [item for item in items if is_in_part(item.nodeid, part, parts)]
     order = {scope: number for number, scope in enumerate(SLOWEST)}

@@ -78,7 +78,7 @@ class Acquisition:
         self._response_deadline = Deadline(TRY_SECONDS) if self._try_only else deadline
         #: Ends the pause between two looks at the queue.
         self._wake = threading.Event()
-        self._reports = WaitReports(request.resource, deadline)
+        self._reports = WaitReports(request.resource, deadline, request.observer)
         request.cancellation.on_request(self._wake.set)
 
     def connect(self) -> object:

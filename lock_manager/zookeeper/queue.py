@@ -85,7 +85,7 @@ class Acquisition:
         self._session = session
         self.request = request
         self.deadline = deadline
-        self._reports = WaitReports(request.resource, deadline)
+        self._reports = WaitReports(request.resource, deadline, request.observer)
         self._try_only = deadline.seconds == 0
         # A try-lock does not wait in the queue, but it needs time for the responses.
         self._response_deadline = Deadline(_TRY_SECONDS) if self._try_only else deadline

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import select
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import nbclient
 import nbformat
@@ -53,45 +55,49 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def wait_behind(
-    table: TableAtTheGate, make_rival: Callable[..., ZookeeperLockManager]
+    table: TableAtTheGate, make_rival: Callable[..., ZookeeperLockManager], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[Callable[[], object]], list[str]]:
     """Run a write behind another holder of the lock, who releases when the write has waited; return the waits."""
 
     def run(write: Callable[[], object]) -> list[str]:
         reports: list[str] = []
         hold = make_rival(job="nightly").acquire(str(table.path))
+        report = waits.WaitReports.report
 
-        def record(wait: waits.Wait) -> None:
-            reports.append(str(wait))
+        def record(self: waits.WaitReports, ahead: int | None, holder: Any) -> None:
+            report(self, ahead, holder)
+            reports.append(f"{ahead} {holder}")
             if len(reports) == 5:
                 threading.Thread(target=hold.release).start()
 
-        stop = waits.observe(record)
-        try:
+        with monkeypatch.context() as patch:
+            patch.setattr(waits.WaitReports, "report", record)
             write()
-        finally:
-            stop()
         return reports
 
     return run
 
 
+@contextmanager
+def standard_error(stream: TextIO) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        yield
+
+
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("lock_during", ["commit", "write"])
 def test_a_terminal_shows_the_wait_with_its_holder(
-    table: TableAtTheGate,
-    wait_behind: Callable[..., list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    lock_during: str,
+    table: TableAtTheGate, wait_behind: Callable[..., list[str]], eventually: Callable[..., None], lock_during: str
 ) -> None:
     rows = table.spark.sql("select 1L as id")
-    with open_terminal() as terminal, monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", terminal.stream)
-        wait_behind(lambda: table.writer.append(rows, lock_during=lock_during))
     files = ", 1 file written" if lock_during == "commit" else ""
-    assert re.search(rf"\rwaiting for the lock, {HOLDER}{files} \(\d+ s\): file:{table.path}", terminal.text)
-    # In the end nothing of it is left on the screen.
-    assert terminal.text.endswith("\r\x1b[K\r")
+    with open_terminal() as terminal:
+        with standard_error(terminal.stream):
+            wait_behind(lambda: table.writer.append(rows, lock_during=lock_during))
+        # In the end nothing of it is left on the screen.
+        eventually(lambda: re.search(r"\r +\r$", terminal.text), label="the end of the progress")
+    assert re.search(rf"\r\d+ s: waiting for the lock, {HOLDER}{files}: file:{table.path} *\r", terminal.text)
     assert table.ids() == [0, 1]
 
 
@@ -106,41 +112,75 @@ def test_logs_show_no_progress(
 ) -> None:
     rows, log = table.spark.sql("select 1L as id"), tmp_path / "log"
     setting = {progress.PROGRESS: "off" if output == "switched off" else "auto"}
-    with (
-        open_terminal() as terminal,
-        log.open("w") as file,
-        spark_settings(table.spark.conf, setting),
-        monkeypatch.context() as patch,
-    ):
-        patch.setattr(sys, "stderr", file if output == "a file" else terminal.stream)
-        reports = wait_behind(lambda: table.writer.append(rows))
+    monkeypatch.setattr(waits, "LOG_SECONDS", 0.1)
+    with open_terminal() as terminal, log.open("w") as file, spark_settings(table.spark.conf, setting):
+        with standard_error(file if output == "a file" else terminal.stream):
+            reports = wait_behind(lambda: table.writer.append(rows))
     assert len(reports) >= 5
     assert (log.read_text(), terminal.text) == ("", "")
 
 
 @pytest.mark.usefixtures("often")
+def test_a_stopped_terminal_stops_no_write(table: TableAtTheGate, wait_behind: Callable[..., list[str]]) -> None:
+    rows = table.spark.sql("select 1L as id")
+
+    def print_event(_: object) -> None:
+        # As a job that prints that it holds the lock.
+        progress.clear_line()
+
+    with open_terminal() as terminal, standard_error(terminal.stream):
+        terminal.stop()
+        # A program that waits for the terminal would not go on.
+        assert select.select([], [terminal.stream], [], 0)[1] == []
+        wait_behind(lambda: table.writer.append(rows, before_write=print_event))
+    assert table.ids() == [0, 1]
+
+
+@pytest.mark.usefixtures("often")
 def test_a_block_shows_its_wait_only(
-    table: TableAtTheGate, wait_behind: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+    table: TableAtTheGate, wait_behind: Callable[..., list[str]], eventually: Callable[..., None]
 ) -> None:
     def write() -> None:
         with locked(table.spark, str(table.path), manager=table.manager):
-            sys.stderr.write("the block's own output\n")
+            terminal.stream.write("the block's own output\n")
+            terminal.stream.flush()
 
-    with open_terminal() as terminal, monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", terminal.stream)
-        wait_behind(write)
+    with open_terminal() as terminal:
+        with standard_error(terminal.stream):
+            wait_behind(write)
+        eventually(lambda: re.search(r"\r +\rthe block's own output\r\n$", terminal.text), label="the block's output")
     assert re.search(rf"waiting for the lock, {HOLDER}", terminal.text)
-    assert terminal.text.endswith("\r\x1b[K\rthe block's own output\r\n")
 
 
-def test_an_unknown_setting_writes_nothing(table: TableAtTheGate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_own_waits_of_a_thread_are_reported() -> None:
+    """A wait of another thread for the same table is not that of the write."""
+    observers = []
+    with waits.observed_by(print):
+        observers.append(waits.current_observer())
+        thread = threading.Thread(target=lambda: observers.append(waits.current_observer()))
+        thread.start()
+        thread.join()
+    assert [*observers, waits.current_observer()] == [print, None, None]
+
+
+def test_the_line_has_no_control_characters_and_ends_with_the_outcome() -> None:
+    line = progress.Progress("s3://lake/t")
+    line.observe(waits.Wait("s3://lake/t", 1.0, 2, {"host": "h\x1b[2J", "pid": 1, "job": "a\nb"}))
+    assert line.text(cast("Any", None)) == (
+        "0 s: waiting for the lock, 2 ahead; first in the queue is h?[2J pid 1, job a?b: s3://lake/t"
+    )
+    assert line.last_text() == "0 s: ended with an error: s3://lake/t"
+    # An interrupt after the commit.
+    line.finishes()
+    assert "ahead" not in line.text(cast("Any", None))
+    assert line.last_text() == "0 s: committed: s3://lake/t"
+
+
+def test_an_unknown_setting_writes_nothing(table: TableAtTheGate) -> None:
     with (
-        open_terminal() as terminal,
         spark_settings(table.spark.conf, {progress.PROGRESS: "loud"}),
-        monkeypatch.context() as patch,
         pytest.raises(SettingsError, match=r"spark\.sluice\.progress is 'loud': set auto or off"),
     ):
-        patch.setattr(sys, "stderr", terminal.stream)
         table.writer.append(table.spark.sql("select 1L as id"))
     assert table.ids() == [0]
 
@@ -153,7 +193,7 @@ def test_a_job_shows_its_progress_in_the_terminal_of_spark_submit(
     with open_terminal() as terminal:
         with make_rival(job="nightly").acquire(str(table)):
             job = submit(Path(append_module.__file__), "--table", table, "--source", source, errors=terminal.path)
-            line = rf"waiting for the lock, {HOLDER}, 1 file written \(\d+ s\): file:{table}"
+            line = rf"\d+ s: waiting for the lock, {HOLDER}, 1 file written: file:{table}"
             eventually(lambda: re.search(line, terminal.text), within=240, label="the progress")
         assert job.wait() == 0
     assert [event["event"] for event in job.events] == ["begun", "holding", "commit"]
@@ -179,16 +219,17 @@ def test_a_notebook_shows_the_progress_below_the_cell(
     client = nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3")
 
     def shown() -> str:
-        return "\n".join(output["data"]["text/plain"] for output in notebook.cells[1].outputs)
+        return "\n".join(output.get("data", {}).get("text/plain", "") for output in notebook.cells[1].outputs)
 
     hold = make_rival(job="nightly").acquire(str(table))
     thread = threading.Thread(target=lambda: asyncio.run(client.async_execute()))
     thread.start()
     try:
-        line = rf"waiting for the lock, {HOLDER}, 1 file written \(\d+ s\): file:{table}"
-        eventually(lambda: re.fullmatch(line, shown()), within=240, label="the progress")
+        line = rf"\d+ s: waiting for the lock, {HOLDER}, 1 file written: file:{table}"
+        eventually(lambda: re.fullmatch(line, shown()) or not thread.is_alive(), within=240, label="the progress")
+        assert thread.is_alive(), "the notebook has failed"
     finally:
         hold.release()
         thread.join()
-    assert re.fullmatch(rf"version 0 is committed \(\d+ s\): file:{table}", shown())
+    assert re.fullmatch(rf"\d+ s: version 0 is committed: file:{table}", shown())
     assert not notebook.cells[0].outputs

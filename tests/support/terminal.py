@@ -28,6 +28,13 @@ class Terminal:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
+    def stop(self) -> None:
+        """Stop the output of the terminal, as Ctrl-S does."""
+        termios.tcflow(self.stream, termios.TCOOFF)
+
+    def resume(self) -> None:
+        termios.tcflow(self.stream, termios.TCOON)
+
     @property
     def text(self) -> str:
         """All that was written to the terminal so far."""
@@ -49,6 +56,9 @@ def open_terminal() -> Iterator[Terminal]:
     termios.tcsetwinsize(child, (40, 400))
     with os.fdopen(child, "w") as stream:
         opened = Terminal(terminal, stream)
-        yield opened
+        try:
+            yield opened
+        finally:
+            opened.resume()
     opened._reader.join(10)
     os.close(terminal)

@@ -152,7 +152,7 @@ class StagedWrite:
             ) as hold:
                 self._hold = hold
                 self.waited_seconds += hold.waited_seconds
-                self._execution.progress.commits()
+                self._execution.progress.holds()
                 note = job_note(context.spark, context.manager)
                 with (
                     tracing.start("gate") as gate,
@@ -176,6 +176,7 @@ class StagedWrite:
         ticket, operation = self._ticket, self._execution.operation
         # Delta has no userMetadata for an operation other than df.write.
         with block.executing(ticket.attempt, stamps_note=not operation.takes_metadata, phase=gate):
+            self._execution.progress.commits()
             try:
                 ticket.grant(block)
             finally:

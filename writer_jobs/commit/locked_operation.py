@@ -95,6 +95,7 @@ class LockedOperation:
         tries = _OPTIMISTIC_TRIES if self._is_optimistic else _TRIES
         with context.cancellable(execution):
             for try_index in range(tries):
+                execution.progress.plans()
                 # The last try locks the table, which contains all partitions.
                 is_last = try_index == tries - 1
                 target = self._find_target(execution, "table" if is_last and lock == "partitions" else lock)
