@@ -70,9 +70,6 @@ CORE = (
     "tests/integration/test_append_job.py",
     "tests/integration/test_upsert_job.py",
     "tests/integration/test_standalone.py",
-    # The classes of plans, and Spark's jobs by their tag.
-    "tests/integration/test_lineage.py",
-    "tests/integration/test_progress.py",
     # A program with SluicePlugin.
     "tests/integration/test_unchanged_programs.py::test_a_python_program_runs_unchanged",
     "tests/unit/test_matrix.py",
@@ -116,8 +113,6 @@ QUICK = (
     "tests/integration/test_gate.py::test_rows_are_written_before_the_lock",
     "tests/integration/test_gate.py::test_a_lock_lost_before_the_put_commits_nothing",
     "tests/integration/test_gate.py::test_ctrl_c_ends_a_write_that_waits_at_the_gate",
-    "tests/integration/test_lineage.py::test_a_merge_names_its_sources_its_table_and_its_version",
-    "tests/integration/test_progress.py::test_a_terminal_shows_the_wait_with_its_holder",
 )
 
 

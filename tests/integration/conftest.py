@@ -65,8 +65,7 @@ def spark(jars: list[Path], s3: S3, tmp_path_factory: pytest.TempPathFactory) ->
         launch_conf={
             "spark.master": "local[2]",
             "spark.driver.memory": "1g",
-            # This driver runs for up to an hour, so the second compiler pays off: a third less time for each statement.
-            "spark.driver.extraJavaOptions": QUICK_JVM.replace("-XX:TieredStopAtLevel=1", ""),
+            "spark.driver.extraJavaOptions": QUICK_JVM,
             **LOCAL_DRIVER,
             **FEW_ROWS,
             "spark.sql.shuffle.partitions": "2",

@@ -233,6 +233,7 @@ def test_streams_of_the_same_rows_insert_each_row_once(
     assert caplog.text.count("writing again: ") == len(streams) - 1
 
 
+@pytest.mark.full
 def test_rows_without_a_usable_key_or_event_time_are_refused(stream: Stream) -> None:
     with pytest.raises(ChangesError, match="must be a timestamp or a date"):
         stream.apply([row(1, 1)], event_time="value")

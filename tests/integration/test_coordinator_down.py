@@ -194,7 +194,8 @@ def test_each_request_ends_in_time_and_the_hold_goes_on(outage: Outage, managers
     holder, waiting, new = managers
     hold = holder.acquire(TABLE)
     with ThreadPoolExecutor(3) as pool:
-        requests = [pool.submit(waiting.acquire, TABLE, timeout_seconds=WAIT_SECONDS)]
+        # Its time includes that until the outage.
+        requests = [pool.submit(waiting.acquire, TABLE, timeout_seconds=2 * WAIT_SECONDS)]
         eventually(lambda: len(outage.queue()) == 2)
         outage.begin()
         began = time.monotonic()

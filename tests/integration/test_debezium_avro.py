@@ -109,6 +109,7 @@ def in_avro(registry: Registry, columns: dict[str, Any], *values: Json) -> list[
     ]
 
 
+@pytest.mark.full
 def test_each_avro_type_becomes_its_column_type(spark: SparkSession, registry: Registry) -> None:
     columns = {name: schema for name, (schema, *_) in VALUES.items()}
     full = {"id": 1, **{name: value for name, (_, value, *_) in VALUES.items()}}
@@ -124,6 +125,7 @@ def test_each_avro_type_becomes_its_column_type(spark: SparkSession, registry: R
     assert sorted(registry.requests) == [1000, 1001]
 
 
+@pytest.mark.full
 def test_messages_with_several_schemas_are_applied(
     spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path, registry: Registry
 ) -> None:
@@ -152,6 +154,7 @@ def test_flattened_rows_may_be_avro(spark: SparkSession, registry: Registry) -> 
         assert (reasons(batch), types(batch)["n"], rows(batch)[0]["n"]) == ({}, "int", 7)
 
 
+@pytest.mark.full
 def test_bytes_that_are_no_avro_are_dead_letters(spark: SparkSession, registry: Registry) -> None:
     (good,) = in_avro(registry, {"n": "int"}, event("c", 1, after={"id": 1, "n": 1}))
     protobuf = registry.add({}, schemaType="PROTOBUF")
@@ -181,6 +184,7 @@ def test_a_dead_letter_of_avro_is_json_that_can_be_loaded_again(spark: SparkSess
         assert (reasons(batch), [row["day"] for row in rows(batch)]) == ({}, [None])
 
 
+@pytest.mark.full
 def test_a_registry_that_does_not_answer_refuses_the_batch(spark: SparkSession, registry: Registry) -> None:
     messages = frame(spark, in_avro(registry, {}, event("c", 1, after={"id": 1})))
     registry.failures = 2

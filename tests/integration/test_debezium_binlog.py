@@ -35,7 +35,11 @@ def change(number: int, *, has_total_order: bool, origin: str = IN_TOPIC, **fiel
 @pytest.mark.parametrize("has_total_order", [True, False])
 @pytest.mark.parametrize(
     ("batch_count", "order"),
-    [(1, (LATER, EARLIER)), (2, (EARLIER, LATER)), pytest.param(2, (LATER, EARLIER), marks=pytest.mark.full)],
+    [
+        (1, (LATER, EARLIER)),
+        pytest.param(2, (EARLIER, LATER), marks=pytest.mark.full),
+        pytest.param(2, (LATER, EARLIER), marks=pytest.mark.full),
+    ],
 )
 def test_changes_of_a_compressed_transaction_are_ordered(
     spark: SparkSession,
@@ -54,12 +58,14 @@ def test_changes_of_a_compressed_transaction_are_ordered(
     assert [row["n"] for row in spark.read.format("delta").load(str(tmp_path / "table")).collect()] == [LATER]
 
 
+@pytest.mark.full
 def test_a_file_gives_no_place_in_a_topic(spark: SparkSession) -> None:
     rivals = [change(number, has_total_order=False, origin=IN_FILE, row=0) for number in (EARLIER, LATER)]
     with decode(frame(spark, rivals), table=None) as batch:
         assert all(row[ORDER].count(".") == 3 for row in batch.changes.collect())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{"keys": ["id"]}, {"stored_as_scd_type": 2}])
 def test_a_place_is_no_order_of_keys_in_several_partitions(
     spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path, options: Any

@@ -71,6 +71,7 @@ def test_a_flattened_row_has_no_metadata_columns(decode_flat: Decode, prefix: st
     assert batch.newest_source_time == (1_700_000_000.002 if prefix == "__source_" else None)
 
 
+@pytest.mark.full
 def test_the_schema_of_a_flattened_row_gives_the_types(decode_flat: Decode) -> None:
     rows = {1: {"id": 1, "name": "7", "size": 3}, 2: {"id": 2, "name": None, "size": "3"}}
     batch = decode_flat([message({"id": key}, flat(key, row, schema=ROW), f"t/0/{key}") for key, row in rows.items()])
@@ -80,6 +81,7 @@ def test_the_schema_of_a_flattened_row_gives_the_types(decode_flat: Decode) -> N
     assert reasons(batch) == {"t/0/2": "the value of the column size does not fit int"}
 
 
+@pytest.mark.full
 def test_a_row_without_a_position_needs_sequence_by(decode_flat: Decode) -> None:
     messages = [
         message({"id": 1}, {"id": 1, "updated_at": 5, "__deleted": "false"}, "t/0/1"),
@@ -98,6 +100,7 @@ def test_a_row_without_a_position_needs_sequence_by(decode_flat: Decode) -> None
         assert (batch.count, batch.dead_count + batch.skipped_count) == (0, len(subset))
 
 
+@pytest.mark.full
 def test_sequence_by_reads_columns_of_unflattened_rows_too(spark: SparkSession) -> None:
     events = [
         message({"id": 1}, event("c", 1, after={"id": 1, "updated_at": 5})),
@@ -107,6 +110,7 @@ def test_sequence_by_reads_columns_of_unflattened_rows_too(spark: SparkSession) 
         assert {row["__sluice_order"]: row[DELETES] for row in batch.changes.collect()} == {5: False, 12: True}
 
 
+@pytest.mark.full
 def test_a_tombstone_may_be_a_delete(decode_flat: Decode) -> None:
     # delete.tombstone.handling.mode=tombstone, the default: nothing else shows the delete.
     for value in (None, with_schema(None, ROW)):
@@ -115,6 +119,7 @@ def test_a_tombstone_may_be_a_delete(decode_flat: Decode) -> None:
         assert "delete.tombstone.handling.mode=rewrite" in reasons(batch)["t/0/9"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "row",
     [
@@ -145,6 +150,7 @@ def test_an_event_that_is_not_flattened_is_a_dead_letter(decode_flat: Decode) ->
     }
 
 
+@pytest.mark.full
 def test_events_of_other_tables_are_filtered(decode_flat: Decode) -> None:
     events = [
         message({"id": number}, {**flat(number, {"id": number}), "__table": table})
@@ -172,6 +178,7 @@ MARKERS: list[Message] = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("flattened", [False, True])
 def test_messages_that_change_no_row_are_skipped(spark: SparkSession, *, flattened: bool) -> None:
     row = flat(1, {"id": 1}) if flattened else event("c", 1, after={"id": 1})
@@ -179,6 +186,7 @@ def test_messages_that_change_no_row_are_skipped(spark: SparkSession, *, flatten
         assert (batch.count, batch.skipped_count, batch.dead_count) == (1, len(MARKERS), 0)
 
 
+@pytest.mark.full
 @HISTORIES
 def test_flattened_events_in_any_order_give_the_source_table(
     spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path, number: int

@@ -161,6 +161,7 @@ def test_an_infinite_time_becomes_the_largest_time_or_null(spark: SparkSession, 
             assert value == (last if kind == INFINITE else first)
 
 
+@pytest.mark.full
 def test_every_reader_can_collect_the_largest_times(
     spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
 ) -> None:
@@ -180,6 +181,7 @@ def test_every_reader_can_collect_the_largest_times(
     assert (stored["at"].year, stored["times"][0].year, stored["times"][1]) == (9999, 1, None)
 
 
+@pytest.mark.full
 def test_the_value_before_a_change_may_be_infinite(spark: SparkSession) -> None:
     schema = envelope_schema(struct(id=INT, until=DATE))
     images = {"before": {"id": 1, "until": -2_147_472_692}, "after": {"id": 1, "until": 0}}

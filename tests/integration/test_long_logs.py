@@ -69,6 +69,7 @@ def passed_version(table: MaintainedTable, day: float) -> int | None:
     return watermarks(table, day).passed_version("t", left_out=(), accept_none=True)
 
 
+@pytest.mark.full
 def test_maintenance_collects_no_row_per_version(table: MaintainedTable, collected: list[int]) -> None:
     table.set_properties_without_spark(sluice__maintenance__zorderBy="key")
     for _ in range(VERSIONS):

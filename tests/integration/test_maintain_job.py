@@ -187,6 +187,7 @@ def test_an_unexpected_error_does_not_stop_the_other_tables(lake: Lake, monkeypa
     assert file_counts(bad_table, good_table) == [6, 1]
 
 
+@pytest.mark.full
 def test_a_table_list_may_have_a_byte_order_mark_and_duplicates(lake: Lake) -> None:
     table = lake.create("flights", 1)
     job = lake.maintain("--tables-in", lake.write_list(f"\ufeff{table}\n{table}/../flights\nfile:{table}\n"))

@@ -124,6 +124,7 @@ def test_with_weaker_isolation_the_lock_covers_the_whole_write(
     assert values_by_key(gate)[10] == ["new"] * (1 if level_is_read else 2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("error_is_known", [True, False], ids=["error class is known", "negative control"])
 def test_a_column_added_after_the_analysis_repeats_the_merge(
     gate: TableAtTheGate,

@@ -111,6 +111,7 @@ def test_views_show_the_pinned_rows(lake: Lake) -> None:
     lake.spark.sql("drop database january cascade")
 
 
+@pytest.mark.full
 def test_a_moment_at_the_watermark_is_refused(lake: Lake) -> None:
     table = lake.apply_stream("departures", 0, 10)
     job = lake.snapshot(

@@ -277,6 +277,7 @@ def test_a_signal_ends_a_wait_but_not_a_batch_with_its_lock(
     assert stream.rows("id", "name") == [(1, "Ada"), (2, "Bo")]
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_another_query_is_refused(stream: UpsertStream, tmp_path: Path) -> None:
     second_folder, second_table = tmp_path / "others", tmp_path / "elsewhere"
     second_folder.mkdir()
