@@ -134,8 +134,9 @@ class CommitGuard:
         attempt, observe, table = "", False, "unknown"
         fields: dict[str, Any] = {}
         try:
-            fields = json.loads(request)
-            attempt, observe, table = fields["attempt"], bool(fields.get("observe")), str(fields["table"])
+            content = json.loads(request)
+            attempt, observe, table = content["attempt"], bool(content.get("observe")), str(content["table"])
+            fields = content
             with suppress(ResourceError):
                 table = canonical_table_uri(table)
             return json.dumps(self._check(fields))
