@@ -58,7 +58,7 @@ class Batch:
         count: Number of its changes.
         version: The version that it created.
         seconds: Duration of the batch, with the checkpoint that follows some commits.
-        locked: Seconds for which it held the lock; None for the plain MERGE.
+        locked: Seconds with the lock; None for the plain MERGE.
 
     """
 

@@ -419,7 +419,7 @@ class ShuffledEvents:
     Args:
         form: The wire form.
         change_count: Number of changes of the history. There are other messages in addition.
-        delay: Number of records by which a record is delayed on average.
+        delay: Average delay of a record, in records.
         seed: Selects the history and the order.
 
     Attributes:

@@ -145,7 +145,7 @@ def is_configured(environment: Mapping[str, str]) -> bool:
 
 
 def _without_credentials(error: Exception) -> str:
-    """Return the message of an error, in which a URL may have a user and a password."""
+    """Return the message of an error without the user and the password of its URLs."""
     return re.sub(r"(?<=://)[^/@\s]*@", "", str(error))
 
 
