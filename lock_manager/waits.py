@@ -45,9 +45,13 @@ class Wait:
     ahead: int
     holder: Mapping[str, Any] | None
 
+    @property
+    def queue(self) -> str:
+        """A phrase with the number of requests ahead and the first of them."""
+        return describe_queue(self.ahead, self.holder)
+
     def __str__(self) -> str:
-        queue = describe_queue(self.ahead, self.holder)
-        return f"waiting for the lock on {self.resource} for {self.seconds:.0f} s: {queue}"
+        return f"waiting for the lock on {self.resource} for {self.seconds:.0f} s: {self.queue}"
 
 
 #: Receives the waits of a thread's acquires. It must return quickly, and must not raise.

@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 
 from lock_manager import SettingsError
 from lock_manager.deadline import Deadline
-from lock_manager.errors import describe_queue
 from lock_manager.waits import Wait, observed_by
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.session import under_spark_submit
@@ -68,7 +67,7 @@ class Progress:
         self._phase, self._wait, self._file_count = phase, None, file_count
 
     def plans(self) -> None:
-        """Record that the write finds out what it needs, for the first time or again."""
+        """Record that the write is planned, for the first time or again."""
         self._begin("planning")
 
     def writes(self) -> None:
@@ -101,7 +100,7 @@ class Progress:
         wait, file_count = self._wait, self._file_count
         parts = [self._phase]
         if wait is not None:
-            parts.append(describe_queue(wait.ahead, wait.holder))
+            parts.append(wait.queue)
         elif self._tag and (tasks := _describe_tasks(spark, self._tag)):
             parts.append(tasks)
         if file_count is not None:
@@ -162,7 +161,7 @@ class Terminal:
             os.write(self._descriptor, f"\r{line}\r".encode())
 
     def _is_in_foreground(self) -> bool:
-        """Return whether output does not disturb another program, for which the terminal may stop this process."""
+        """Return whether this process may write to the terminal, which may stop a process in the background."""
         try:
             return os.tcgetpgrp(self._descriptor) == os.getpgrp()
         except OSError:  # not the terminal that controls this process

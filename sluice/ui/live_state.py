@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from lock_manager import LockSettings, SluiceError
 from lock_manager.managers import inspector_of
@@ -23,6 +24,8 @@ from sluice.ui.stored_reports import NO_REPORTS, ReportFile, StoredReports
 from writer_jobs.maintenance.result import MaintenanceReport
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _LOG_SECONDS = 3.0
 """Minimum time between two reads of a table's log, in seconds."""
@@ -140,6 +143,11 @@ class _Table:
     used_at: float = float("-inf")
     generation: int = 0
 
+    @classmethod
+    def never_locked(cls, resource: TableResource) -> Self:
+        """Return a table without a queue."""
+        return cls(TableLocks(uri=resource.uri, key=resource.key))
+
     @property
     def log_was_read(self) -> bool:
         return self.tail is not None
@@ -188,7 +196,7 @@ class LiveState:
         self._tables: dict[str, _Table] = {}
         for location in tables:
             resource = TableResource.of(location)
-            self._tables[resource.uri] = _Table(TableLocks(uri=resource.uri, key=resource.key))
+            self._tables[resource.uri] = _Table.never_locked(resource)
         self._figures: Mapping[str, TableFigures] = {}
         self._figures_problem: str | None = None
         self._reports = NO_REPORTS
@@ -205,9 +213,11 @@ class LiveState:
             *(self._thread("log", self._read_logs) for _ in range(_READERS)),
         ]
         if prometheus is not None:
-            self._threads.append(self._thread("figures", lambda: self._follow_figures(prometheus)))
+            poll_figures = partial(self._poll, prometheus.read, self._set_figures, _FIGURES_SECONDS)
+            self._threads.append(self._thread("figures", poll_figures))
         if report is not None:
-            self._threads.append(self._thread("report", lambda: self._follow_report(report)))
+            poll_report = partial(self._poll, report.read, self._set_reports, _REPORT_SECONDS)
+            self._threads.append(self._thread("report", poll_report))
 
     @staticmethod
     def _thread(name: str, work: Callable[[], None]) -> threading.Thread:
@@ -430,46 +440,38 @@ class LiveState:
                 self._client = s3_client(self._storage_options, **_S3_LIMITS)
             return self._client
 
-    # -- figures -------------------------------------------------------------------------------------------------------
+    # -- figures and maintenance ---------------------------------------------------------------------------------------
 
-    def _follow_figures(self, prometheus: Prometheus) -> None:
-        while not self._stopped.is_set():
-            figures, problem = self._figures, None
-            try:
-                figures = prometheus.read()
-            except Exception as error:  # noqa: BLE001 (the thread must go on, and the page shows the problem)
-                problem = _problem_text(error)
-            with self._changed:
-                changed_tables = [
-                    table for uri, table in self._tables.items() if figures.get(uri) != self._figures.get(uri)
-                ]
-                has_changed = bool(changed_tables) or problem != self._figures_problem
-                self._figures, self._figures_problem = figures, problem
-                if has_changed:
-                    self._announce(*changed_tables)
-            self._stopped.wait(_FIGURES_SECONDS)
-
-    # -- maintenance ---------------------------------------------------------------------------------------------------
-
-    def _follow_report(self, file: ReportFile) -> None:
-        while not self._stopped.is_set():
-            reports, problem = self._reports, None
-            try:
-                reports = file.read()
-            except Exception as error:  # noqa: BLE001 (the thread must go on, and the page shows the problem)
-                problem = _problem_text(error)
-            if reports is not self._reports or problem != self._reports_problem:
-                self._set_reports(reports, problem)
-            self._stopped.wait(_REPORT_SECONDS)
-
-    def _set_reports(self, reports: StoredReports, problem: str | None) -> None:
+    def _set_figures(self, figures: Mapping[str, TableFigures] | None, problem: str | None) -> None:
         with self._changed:
+            figures = self._figures if figures is None else figures
+            changed_tables = [
+                table for uri, table in self._tables.items() if figures.get(uri) != self._figures.get(uri)
+            ]
+            has_changed = bool(changed_tables) or problem != self._figures_problem
+            self._figures, self._figures_problem = figures, problem
+            if has_changed:
+                self._announce(*changed_tables)
+
+    def _set_reports(self, reports: StoredReports | None, problem: str | None) -> None:
+        with self._changed:
+            reports = self._reports if reports is None else reports
+            if reports is self._reports and problem == self._reports_problem:
+                return
             self._reports, self._reports_problem = reports, problem
-            # A table that was never locked, too.
             for uri in {*reports.reports, *reports.failures} - self._tables.keys():
-                resource = TableResource.of(uri)
-                self._tables[uri] = _Table(TableLocks(uri=uri, key=resource.key))
+                self._tables[uri] = _Table.never_locked(TableResource.of(uri))
             self._announce(*self._tables.values())
+
+    def _poll(self, read: Callable[[], _T], store: Callable[[_T | None, str | None], None], seconds: float) -> None:
+        """Read again and again. ``store`` gets the result, or None and the reason why it could not be read."""
+        while not self._stopped.is_set():
+            try:
+                result, problem = read(), None
+            except Exception as error:  # noqa: BLE001 (the thread must go on, and the page shows the problem)
+                result, problem = None, _problem_text(error)
+            store(result, problem)
+            self._stopped.wait(seconds)
 
 
 def _fields(locks: TableLocks) -> list[tuple[object, ...]]:

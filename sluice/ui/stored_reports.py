@@ -99,18 +99,18 @@ def _new_converter() -> cattrs.Converter:
     converter = cattrs.Converter(detailed_validation=False)
 
     def finding(values: Mapping[str, Any], _: object) -> Finding:
-        code = RENAMED_CODES.get(values["code"], values["code"])
-        fields = {**values, "code": code, "message": values["says"]}
-        return structure_finding(fields, Finding)
+        return structure_finding({**values, "code": RENAMED_CODES.get(values["code"], values["code"])}, Finding)
 
     def result(values: Mapping[str, Any], _: object) -> UnitResult:
         removed = FileTotals(int(values["files_removed"]), int(values["bytes_removed"]))
         added = FileTotals(int(values["files_added"]), int(values["bytes_added"]))
-        # The JSON has no failure.
-        return structure_result({**values, "removed": vars(removed), "added": vars(added), "failure": None}, UnitResult)
+        return structure_result({**values, "removed": vars(removed), "added": vars(added)}, UnitResult)
 
     converter.register_structure_hook(datetime, lambda text, _: datetime.fromisoformat(text))
-    structure_finding = cattrs.gen.make_dict_structure_fn(Finding, converter)
+    structure_finding = cattrs.gen.make_dict_structure_fn(
+        Finding, converter, message=cattrs.gen.override(rename="says")
+    )
+    # The JSON has no failure.
     structure_result = cattrs.gen.make_dict_structure_fn(UnitResult, converter, failure=cattrs.gen.override(omit=True))
     converter.register_structure_hook(Finding, finding)
     converter.register_structure_hook(UnitResult, result)

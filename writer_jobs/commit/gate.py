@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 
 from lock_manager import Hold, LockCancelledError, SluiceError, tracing
@@ -103,10 +103,12 @@ class StagedWrite:
             if problem is not None and self._ticket.committed is None:
                 refusal = problem if isinstance(problem, SluiceError) else LockCancelledError(resource=context.table)
                 self._ticket.refuse(refusal)
-            # Delta does more after a commit; wait for that, too.
+            after: AbstractContextManager[object] = nullcontext()
             if self._ticket.committed is not None:
                 self._execution.progress.finishes()
-            with tracing.span("after") if self._ticket.committed is not None else nullcontext():
+                after = tracing.span("after")
+            # Delta does more after a commit; wait for that, too.
+            with after:
                 thread.wait(should_cancel=lambda: problem is not None)
             return self._conclude(thread, problem)
 
