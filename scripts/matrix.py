@@ -72,6 +72,9 @@ CORE = (
     "tests/integration/test_standalone.py",
     # A program with SluicePlugin.
     "tests/integration/test_unchanged_programs.py::test_a_python_program_runs_unchanged",
+    # Plans that Spark analyzed, and progress of Spark's jobs.
+    "tests/integration/test_lineage.py",
+    "tests/integration/test_progress.py",
     "tests/unit/test_matrix.py",
     # Versions beyond the retention, and checkpoints: snapshot_at, has_checkpoint.
     "tests/integration/test_pins.py::test_a_pinned_version_is_readable_without_the_earlier_log",
@@ -113,6 +116,8 @@ QUICK = (
     "tests/integration/test_gate.py::test_rows_are_written_before_the_lock",
     "tests/integration/test_gate.py::test_a_lock_lost_before_the_put_commits_nothing",
     "tests/integration/test_gate.py::test_ctrl_c_ends_a_write_that_waits_at_the_gate",
+    "tests/integration/test_lineage.py::test_a_merge_names_its_sources_its_table_and_its_version",
+    "tests/integration/test_progress.py::test_a_terminal_shows_the_wait_with_its_holder",
 )
 
 
