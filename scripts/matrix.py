@@ -67,6 +67,9 @@ CORE = (
     "tests/integration/test_checkpoints.py",
     "tests/integration/test_writer.py",
     "tests/integration/test_every_way.py",
+    # A merge confined to partitions: ConfinedTransaction.
+    "tests/integration/test_writer_operations.py::test_unmatched_rows_are_changed_in_the_listed_partitions_only",
+    "tests/integration/test_writer_operations.py::test_negative_control_delta_reads_all_partitions_for_unmatched_rows",
     "tests/integration/test_append_job.py",
     "tests/integration/test_upsert_job.py",
     "tests/integration/test_standalone.py",
@@ -116,6 +119,7 @@ QUICK = (
     "tests/integration/test_gate.py::test_rows_are_written_before_the_lock",
     "tests/integration/test_gate.py::test_a_lock_lost_before_the_put_commits_nothing",
     "tests/integration/test_gate.py::test_ctrl_c_ends_a_write_that_waits_at_the_gate",
+    "tests/integration/test_writer_operations.py::test_unmatched_rows_are_changed_in_the_listed_partitions_only",
     "tests/integration/test_lineage.py::test_a_merge_names_its_sources_its_table_and_its_version",
     "tests/integration/test_progress.py::test_a_terminal_shows_the_wait_with_its_holder",
 )

@@ -300,21 +300,23 @@ class LockedDeltaWriter:
         return LockedMerge(MergePlan(source, condition, alias), self._merge)
 
     def _merge(self, plan: MergePlan, txn: tuple[str, int] | None, options: RewriteOptions) -> CommitResult:
-        if options.get("lock", "table") != "table":
-            plan.refuse_clauses_on_all_rows()
-
         def operation(target: LockTarget, state: TableState | None) -> Operation:
             self._refuse_clock_changes(state)
+            plan.refuse_padded_partitions(target, state)
             settings = {**plan.settings, **(transaction_settings(*txn) if txn is not None else {})}
             if state is not None and any("." in name for name in state.partition_columns):
                 # Delta repartitions by the names without quotes (MergeIntoCommandBase.writeFiles, v4.4.0).
                 settings[_REPARTITION_SETTING] = "false"
             session = session_with(self._spark, settings) if settings else self._spark
-            return Operation(
-                lambda location, _: plan.run(session, location, target.predicate(plan.alias)), txn=txn, reads=plan.reads
-            )
+            return Operation(lambda location, _: plan.run(session, location, target), txn=txn, reads=plan.reads)
 
-        return self._run("merge", operation, lambda state: plan.partitions(self._spark, self.location, state), options)
+        return self._run(
+            "merge",
+            operation,
+            lambda state: plan.partitions(self._spark, self.location, state),
+            options,
+            reads_table=plan.changes_unmatched_rows,
+        )
 
     def optimize(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ ROWS_AFTER = {
     "overwrite_where": [(7, 1)],
     "overwrite_dynamically": [(7, 1)],
     "merge": [(1, 1), (7, 1)],
+    "merge_by_source": [(2, 1), (7, 1), (11, 1)],
     "delete": [],
     "update": [(11, 1), (12, 1)],
     "optimize": [(1, 1), (2, 1)],
@@ -76,7 +77,12 @@ class Table(TableAtTheGate):
             case "optimize" | "order":
                 return writer.optimize("y = 1", zorder_by=["id"] if operation == "order" else (), lock=lock)
         merge = writer.merge(self.frame((2, 1), (7, 1)).alias("s"), "t.id = s.id AND t.y = s.y", alias="t")
-        result: CommitResult = merge.whenMatchedDelete().whenNotMatchedInsertAll().execute(lock=lock)
+        merge.whenNotMatchedInsertAll()
+        if operation == "merge_by_source":
+            merge.whenMatchedUpdateAll().whenNotMatchedBySourceUpdate("t.y = 1 -- all", {"id": "id + 10"})
+        else:
+            merge.whenMatchedDelete()
+        result: CommitResult = merge.execute(lock=lock)
         return result
 
     def exclusive_nodes(self) -> list[str]:
@@ -226,14 +232,69 @@ def test_a_merge_that_locks_partitions_needs_a_condition_on_them(table: Table) -
             merge(condition).whenMatchedDelete().execute(lock="partitions")
     with pytest.raises(TableError, match="cannot be analyzed"):
         merge("t.id = s.nothing").whenMatchedDelete().execute(lock="partitions")
-    with pytest.raises(ValueError, match="can change rows of any partition"):
-        merge("t.y = s.y").whenNotMatchedBySourceDelete().execute(lock="partitions")
     merge_by_partition = merge((col("t.y") == col("s.half").cast("int")) & (col("s.id") == col("t.id")))
     delete_matches = merge_by_partition.whenMatchedDelete().execute
     assert nodes_held_for(lambda stop: delete_matches(lock="partitions", before_write=stop)) == ["", "/y=1"]
     # With the lock on the table any condition is allowed.
     delete_all_matches = merge("t.id = s.id + 1").whenMatchedDelete().execute
     assert nodes_held_for(lambda stop: delete_all_matches(before_write=stop)) == [""]
+
+
+def sync(table: Table, *, vectors: bool = False) -> Callable[..., CommitResult]:
+    """Return the execution of a merge that replaces row 2 by row 7, if both are in its partitions."""
+    if vectors:
+        table.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    merge = table.writer.merge(table.frame((1, 1), (7, 1)).alias("s"), "t.id = s.id AND t.y = s.y", alias="t")
+    merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().whenNotMatchedBySourceDelete()
+    execute: Callable[..., CommitResult] = merge.execute
+    return execute
+
+
+@pytest.mark.parametrize("vectors", [False, pytest.param(True, marks=pytest.mark.full)], ids=["files", "vectors"])
+def test_unmatched_rows_are_changed_in_the_listed_partitions_only(table: Table, *, vectors: bool) -> None:
+    execute = sync(table, vectors=vectors)
+    result = execute(lock=[{"y": 1}])
+    assert table.rows() == sorted([(1, 1), (7, 1), *OTHER_ROWS])
+    assert table.exclusive_nodes() == ["/y=1"]
+    assert (result.metrics["numTargetRowsDeleted"], result.metrics["numTargetRowsUpdated"]) == ("1", "1")
+    execute(lock=[{"y": 1}, {"y": None}], lock_during="commit")
+    assert table.rows() == [(1, 1), (3, 2), (4, 2), (7, 1)]
+    execute()
+    assert table.rows() == [(1, 1), (7, 1)]
+    assert verify_table(str(table.path)).problems == ()
+
+
+@pytest.mark.parametrize("vectors", [False, pytest.param(True, marks=pytest.mark.full)], ids=["files", "vectors"])
+def test_negative_control_delta_reads_all_partitions_for_unmatched_rows(
+    table: Table, monkeypatch: pytest.MonkeyPatch, *, vectors: bool
+) -> None:
+    execute = sync(table, vectors=vectors)
+    monkeypatch.setattr("writer_jobs.commit.merge.confined", lambda *_: nullcontext())
+    with pytest.raises(LockNotHeldError, match="y="):
+        execute(lock=[{"y": 1}])
+    assert table.rows() == sorted([(1, 1), (2, 1), *OTHER_ROWS])
+
+
+def test_a_merge_locks_the_partitions_of_the_unmatched_rows_that_it_changes(table: Table) -> None:
+    def nodes_of(condition: str | None) -> list[str]:
+        merge = table.writer.merge(table.frame((2, 1)).alias("s"), "t.y = s.y AND t.id = s.id", alias="t")
+        merge.whenMatchedDelete().whenNotMatchedBySourceDelete(condition)
+        return nodes_held_for(lambda stop: merge.execute(lock="partitions", before_write=stop))
+
+    assert nodes_of("t.id = 3 OR t.y IS NULL") == ["", "/y=1", "/y=2", "/y=__HIVE_DEFAULT_PARTITION__"]
+    assert nodes_of("t.id = 77") == ["", "/y=1"]
+    assert nodes_of(None) == [""]
+
+
+@pytest.mark.full
+def test_unmatched_rows_of_padded_partitions_need_the_lock_on_the_table(new_table: Table) -> None:
+    new_table.sql("CREATE TABLE {t} (id INT, y CHAR(3)) USING DELTA PARTITIONED BY (y)")
+    source = new_table.spark.createDataFrame([(1, "a")], "id int, y string").alias("s")
+    merge = new_table.writer.merge(source, "t.id = s.id AND t.y = s.y", alias="t").whenNotMatchedInsertAll()
+    merge.whenNotMatchedBySourceDelete("t.y = 'b'")
+    with pytest.raises(TableError, match="CHAR or VARCHAR: whenNotMatchedBySource needs lock='table'"):
+        merge.execute(lock=[{"y": "a"}])
+    assert nodes_held_for(lambda stop: merge.execute(lock="partitions", before_write=stop)) == [""]
 
 
 @pytest.mark.full

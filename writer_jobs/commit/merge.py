@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from typing import Any, Self, Unpack
 
@@ -10,17 +11,19 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.functions import expr
 
-from writer_jobs.commit.lock_target import Partitions, partitions_of_rows
+from writer_jobs.commit.lock_target import LockTarget, Partitions, partitions_of_rows
 from writer_jobs.commit.operation import Read, delta_table
 from writer_jobs.commit.options import RewriteOptions, WriteOptions, check_options
 from writer_jobs.commit.result import CommitResult
-from writer_jobs.delta.java_classes import java_class
+from writer_jobs.delta.java_classes import java_class, log_store
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, error_reason
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import TableError
 
 # Types between which Spark's implicit casts keep every value distinct.
 _EXACT_TYPES = {"byte", "short", "integer", "long", "decimal"}
+# Metadata key of a text column with Spark's type CHAR or VARCHAR.
+_CHAR_OR_VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 
 Assignments = Mapping[str, str | Column]
 """Values by column, as SQL or as columns."""
@@ -54,33 +57,47 @@ class MergePlan:
         """Add a clause by the name of the method of Delta's builder."""
         self._clauses.append((clause, arguments))
 
-    def run(self, spark: SparkSession, location: str, predicate: str | None) -> None:
-        """Merge into the rows of the table that match a predicate; None: into all rows."""
+    @property
+    def changes_unmatched_rows(self) -> bool:
+        """Whether a clause changes rows of the table that no row of the source matches."""
+        return bool(self._conditions_on_unmatched_rows)
+
+    @property
+    def _conditions_on_unmatched_rows(self) -> list[str | Column | None]:
+        return [arguments[0] for clause, arguments in self._clauses if "BySource" in clause]
+
+    def run(self, spark: SparkSession, location: str, target: LockTarget) -> None:
+        """Merge into the rows of the table that are in the lock target."""
         condition = expr(self._condition) if isinstance(self._condition, str) else self._condition
+        predicate = target.predicate(self.alias)
         if predicate is not None:
             condition = expr(predicate) & condition
         builder: Any = delta_table(spark, location).alias(self.alias).merge(self._source, condition)
         for clause, arguments in self._clauses:
             builder = getattr(builder, clause)(*arguments)
-        builder.execute()
+        with confined(spark, location, target.predicate() if self.changes_unmatched_rows else None):
+            builder.execute()
 
-    def refuse_clauses_on_all_rows(self) -> None:
-        """Raise ValueError if a clause changes rows of the table that the source does not match."""
-        if any("BySource" in clause for clause, _ in self._clauses):
-            raise ValueError("whenNotMatchedBySource can change rows of any partition: merge with lock='table'")
+    def refuse_padded_partitions(self, target: LockTarget, state: TableState | None) -> None:
+        """Raise TableError if rows that the source does not match cannot be confined to the lock target."""
+        if target.partitions is not None and self.changes_unmatched_rows and state is not None and _are_padded(state):
+            raise TableError(
+                f"{target.log.location} has a partition column of type CHAR or VARCHAR: whenNotMatchedBySource needs "
+                "lock='table'"
+            )
 
     def partitions(self, spark: SparkSession, location: str, state: TableState) -> Partitions | None:
-        """Return the partitions that the source can match, by the condition's equalities of partition columns.
+        """Return the partitions that the merge can change; None if it can change any.
 
-        This reads the source once. ``t.day = s.day`` confines the merge to the days of the source. A condition without
-        an equality of the first partition column can match rows of all partitions.
+        These are the partitions that the source can match, by the condition's equalities of partition columns, and
+        those of the rows that match the condition of a clause ``whenNotMatchedBySource``. This reads the source once,
+        and the table once for each such clause. ``t.day = s.day`` confines the merge to the days of the source. A
+        condition without an equality of the first partition column can match rows of all partitions.
 
         Raises:
             TableError: The condition has no such equality, or Spark cannot analyze it.
-            ValueError: See :meth:`refuse_clauses_on_all_rows`.
 
         """
-        self.refuse_clauses_on_all_rows()
         target = spark.read.format("delta").load(location).alias(self.alias)
         condition = expr(self._condition) if isinstance(self._condition, str) else self._condition
         try:
@@ -96,7 +113,39 @@ class MergePlan:
                 f"the merge condition can match rows of every partition: add {self.alias}.{state.partition_columns[0]} "
                 "= (a column of the source) to it, list the partitions, or lock the table"
             )
-        return partitions_of_rows(self._source, state, expressions)
+        unmatched = self._conditions_on_unmatched_rows
+        if None in unmatched or (unmatched and _are_padded(state)):
+            return None
+        parts = [partitions_of_rows(self._source, state, expressions)]
+        parts += [partitions_of_rows(target.where(rows), state) for rows in unmatched if rows is not None]
+        return None if None in parts else [partition for partitions in parts for partition in partitions or ()]
+
+
+@contextmanager
+def confined(spark: SparkSession, location: str, predicate: str | None) -> Iterator[None]:
+    """Let the transactions of this thread on a table read the files of some partitions only.
+
+    For a clause ``whenNotMatchedBySource`` Delta would read and rewrite all files, see ``ConfinedTransaction.java``.
+
+    Args:
+        predicate: SQL predicate that compares partition columns with literals; None for all files.
+
+    """
+    if predicate is None:
+        yield
+        return
+    transactions = log_store(spark, "ConfinedTransaction")
+    transactions.confine(location, predicate)
+    try:
+        yield
+    finally:
+        with suppress(*JVM_ERRORS):
+            transactions.endConfinement()
+
+
+def _are_padded(state: TableState) -> bool:
+    """Return whether Spark may compare partition values with spaces that the log does not have."""
+    return any(_CHAR_OR_VARCHAR in state.schema[name].metadata for name in state.partition_columns)
 
 
 class LockedMerge:
@@ -134,11 +183,15 @@ class LockedMerge:
     def whenNotMatchedBySourceUpdate(
         self, condition: str | Column | None = None, set: Assignments | None = None
     ) -> Self:
-        """Update a row of the table that no row of the source matches; needs the lock on the table."""
+        """Update a row of the table that no row of the source matches.
+
+        With a list of partitions to lock, rows of other partitions stay. With ``lock="partitions"``, the partitions of
+        the rows that match ``condition`` are locked, too, and without a condition the table.
+        """
         return self._with("whenNotMatchedBySourceUpdate", condition, dict(set or {}))
 
     def whenNotMatchedBySourceDelete(self, condition: str | Column | None = None) -> Self:
-        """Delete a row of the table that no row of the source matches; needs the lock on the table."""
+        """Delete a row of the table that no row of the source matches; see :meth:`whenNotMatchedBySourceUpdate`."""
         return self._with("whenNotMatchedBySourceDelete", condition)
 
     def withSchemaEvolution(self) -> Self:
@@ -158,7 +211,6 @@ class LockedMerge:
             write_options: See :class:`~writer_jobs.WriteOptions`.
 
         Raises:
-            ValueError: See :meth:`MergePlan.refuse_clauses_on_all_rows`, with a lock on partitions.
             SluiceError: See :meth:`LockedDeltaWriter.append`.
 
         """

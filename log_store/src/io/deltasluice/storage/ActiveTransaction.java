@@ -76,9 +76,13 @@ final class ActiveTransaction implements TransactionExecutionObserver {
   public OptimisticTransaction startingTransaction(Function0<OptimisticTransaction> start) {
     Guard.prepareSession();
     long startedAtMillis = System.currentTimeMillis();
-    OptimisticTransaction light = LightTransaction.begin(start);
-    OptimisticTransaction transaction =
-        light != null ? light : AutomaticTicket.beginUnderLock(start.apply(), start);
+    OptimisticTransaction transaction = LightTransaction.begin(start);
+    if (transaction == null) {
+      transaction = ConfinedTransaction.begin(start);
+    }
+    if (transaction == null) {
+      transaction = AutomaticTicket.beginUnderLock(start.apply(), start);
+    }
     newestTransaction = new WeakReference<>(transaction);
     begunAtMillis = startedAtMillis;
     return transaction;
