@@ -97,6 +97,29 @@ def test_changes_are_applied_on_hdfs(spark: SparkSession, jobs: Jobs) -> None:
     assert sorted(map(tuple, rows)) == [(0, "first"), (1, "new"), (3, "first")]
 
 
+def test_change_feeds_are_applied_on_hdfs(spark: SparkSession, jobs: Jobs) -> None:
+    def message(op: str, at: int, number: int, name: str) -> dict[str, Any]:
+        source = {"connector": "postgresql", "lsn": at, "sequence": f'["{at}","{at}"]'}
+        row = {"id": number, "name": name}
+        before, after = (row, None) if op == "d" else (None, row)
+        return {"key": {"id": number}, "value": {"op": op, "before": before, "after": after, "source": source}}
+
+    first = jobs.source("messages/1", message("c", 1, 1, "Ada"), message("c", 2, 2, "Bo"), message("d", 9, 2, "Bo"))
+    for _ in range(2):
+        jobs.run("cdc", "--decoder", "debezium", "--source", first, "--run-id", "first")
+    rest = [message("u", 5, 1, "Ada!"), message("u", 4, 2, "late"), {"key": {"id": 3}, "value": {"op": "x"}}]
+    for number in range(2):
+        jobs.source(f"messages/stream/{number}", *rest[number::2])
+        jobs.run(
+            "cdc", "--decoder", "debezium", "--source", f"{ROOT}/landing/messages/stream/", "--format", "json",
+            "--trigger", "available-now", "--checkpoint", f"{ROOT}/streams/messages",
+        )  # fmt: skip
+    rows = spark.read.format("delta").load(jobs.table).select("id", "name").collect()
+    assert sorted(map(tuple, rows)) == [(1, "Ada!")]
+    (letter,) = spark.read.format("delta").load(f"{jobs.table}_dead_letters").collect()
+    assert "not known" in letter.reason
+
+
 def test_a_write_that_the_name_node_refuses_has_a_known_outcome(
     spark: SparkSession, writer: LockedDeltaWriter, table: str
 ) -> None:
