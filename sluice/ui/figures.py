@@ -35,8 +35,10 @@ def _increase(metric: str) -> str:
 QUERIES: Mapping[str, str] = {
     "refused": f"sum by (table) ({_increase('sluice_commit_refusals_total')})",
     "lost": f"sum by (table) ({_increase('sluice_lock_losses_total')})",
-    "newest": "min by (table) (last_over_time(sluice_feed_newest_timestamp_seconds[1d]))",
-    "pin_expiry": "min by (table) (last_over_time(sluice_table_next_pin_expiry_timestamp_seconds[2d]))",
+    # A process that has ended leaves its series, so the newest value of each stream counts.
+    "newest": "min by (table) (max by (table, source, trigger) "
+    "(last_over_time(sluice_feed_newest_timestamp_seconds[1d])))",
+    "pin_expiry": "max by (table) (last_over_time(sluice_table_next_pin_expiry_timestamp_seconds[2d]))",
     "findings": "max by (table, code) (last_over_time(sluice_table_finding_worth[1d])) > 0",
 }
 """Queries of the figures, by name. Each result has the label ``table``."""

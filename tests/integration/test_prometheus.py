@@ -38,7 +38,7 @@ def test_a_lost_lock_of_a_writer_is_an_alert(
     assert writer.stdout is not None
     stack.callback(writer.stdin.close)
     target = f"127.0.0.1:{writer.stdout.readline().strip()}"
-    prometheus = PrometheusServer(tmp_path, target, stack)
+    prometheus = PrometheusServer(tmp_path, [target], stack)
     eventually(lambda: prometheus.value("sum(sluice_lock_contenders)") == 1, within=60)
 
     groups = prometheus.get("rules")["groups"]

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,6 +28,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, write_deltalake
 from kazoo.client import KazooClient
+from prometheus_client import start_http_server
 
 from lock_manager import LockCancelledError, LockSettings, TableResource, commit_metadata
 from lock_manager.events import Event, emit
@@ -43,6 +44,7 @@ from sluice.ui.server import TOKEN_VARIABLE, find_token
 from tests.support.browser import Browser, running_browser
 from tests.support.prometheus import PrometheusServer, needs_prometheus
 from tests.support.rivals import RivalManager
+from tests.unit.test_grafana_board import exported
 from tests.unit.test_health_page import maintenance_report
 from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.gauges import record_health
@@ -552,26 +554,38 @@ def test_the_report_of_maintenance_is_on_the_pages(lake: Lake, browser: Browser)
 @needs_prometheus
 def test_figures_of_prometheus_are_on_the_pages(lake: Lake, browser: Browser) -> None:
     expiry = datetime(2099, 1, 2, 3, 4, 5, tzinfo=UTC)
+    health = replace(maintenance_report().before, table=TABLE, next_pin_expiry=expiry)
+    # Another instance has run the stream and the maintenance before, and has left its series.
+    with exported() as old_registry:
+        FeedProgress(TABLE, "orders", "10 seconds").record(time.time() - 40_000)
+        record_health(replace(health, next_pin_expiry=expiry - timedelta(days=1)), [])
     with ExitStack() as stack, MetricsExporter("0") as exporter:
+        old_server, _ = start_http_server(0, "127.0.0.1", registry=old_registry)
+        stack.callback(old_server.server_close)
+        stack.callback(old_server.shutdown)
         lake.writer.acquire(TABLE).release()
         lake.writer.acquire("s3://lake/airports").release()
         emit(Event.REFUSED, TABLE, error="LockNotHeldError")
+        emit(Event.LOST, TABLE)
         FeedProgress(TABLE, "orders", "10 seconds").record(time.time() - 90)
-        health = replace(maintenance_report().before, table=TABLE, next_pin_expiry=expiry)
         record_health(health, find(health, Policy()))
-        prometheus = PrometheusServer(lake.folder, str(exporter.address).split("/")[2], stack)
+        targets = [str(exporter.address).split("/")[2], f"127.0.0.1:{old_server.server_port}"]
+        prometheus = PrometheusServer(lake.folder, targets, stack)
+        # sluice ui reads the figures every 15 s, with a query for each.
+        lake.eventually(lambda: prometheus.value("count(sluice_table_measured_timestamp_seconds)") == 2, within=120)
         with lake.ui("--prometheus", f"http://user:secret@{prometheus.address}") as ui:
             page = browser.open(ui.address)
             row = page.locator("table.tables tbody tr", has_text=TABLE)
             row.get_by_text("small-files").wait_for()
             cells = row.inner_text().split("\t")
-            assert (cells[0], cells[4], cells[5]) == (TABLE, "1", "")
+            assert (cells[0], cells[4], cells[5]) == (TABLE, "1", "1")
             assert re.fullmatch(r"[1-9] min \d+ s", cells[6])
             assert {"small-files", "orphans"} <= set(cells[7].split(", "))
             row.get_by_role("link").click()
             page.get_by_text("2099-01-02 03:04:05").wait_for()
             figures = page.locator("#figures").inner_text()
             assert "refused commits, last hour\n1\n" in figures
+            assert "lost locks, last hour\n1\n" in figures
             assert re.search(r"lag of the slowest stream\n[1-9] min ", figures)
             page.goto(ui.table_address("s3://lake/airports"))
             page.locator("#figures").get_by_text("no stream").wait_for()

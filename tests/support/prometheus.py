@@ -6,8 +6,8 @@ import json
 import shutil
 import socket
 import subprocess
-import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,16 @@ needs_prometheus = pytest.mark.skipif(
 
 
 class PrometheusServer:
-    """A Prometheus that scrapes a target and evaluates the rules every second."""
+    """A Prometheus that scrapes targets and evaluates the rules every second."""
 
-    def __init__(self, folder: Path, target: str, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, targets: Sequence[str], stack: ExitStack) -> None:
         with socket.socket() as server:
             server.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{server.getsockname()[1]}"
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(RULES_FILE)],
-            "scrape_configs": [{"job_name": "sluice", "static_configs": [{"targets": [target]}]}],
+            "scrape_configs": [{"job_name": "sluice", "static_configs": [{"targets": [*targets]}]}],
         }
         (folder / "prometheus.yml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
         command = [
@@ -47,9 +47,9 @@ class PrometheusServer:
         """Return the data of an API call; None while the server does not answer."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(f"http://{self.address}/api/v1/{path}", timeout=5) as response:
+            with opener.open(f"http://{self.address}/api/v1/{path}", timeout=30) as response:
                 return json.load(response)["data"]
-        except urllib.error.URLError:
+        except OSError:
             return None
 
     def value(self, query: str) -> float | None:

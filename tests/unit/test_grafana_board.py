@@ -26,6 +26,7 @@ from lock_manager.events import Event
 from lock_manager.lock_metrics import LOCK_METRICS, LockMetrics
 from lock_manager.measurements import Kind, export, record
 from lock_manager.metrics import PrometheusInstruments
+from sluice.ui.figures import QUERIES
 from tests.unit.test_health_page import NEXT_EXPIRY, maintenance_report
 from writer_jobs.maintenance.findings import RENAMED_CODES
 from writer_jobs.maintenance.gauges import HEALTH_METRICS, record_health, record_maintenance
@@ -162,6 +163,15 @@ def test_the_board_queries_existing_metrics_and_labels() -> None:
     assert list(mistakes(BOARD)) == []
 
 
+def test_sluice_ui_queries_existing_metrics_as_the_board_does() -> None:
+    assert [message for query in QUERIES.values() for message in mistakes_of(query, METRICS)] == []
+    shapes = [re.sub(r"\{.*?\}", "", expression) for expression in expressions(BOARD)]
+    assert any(QUERIES["lost"] in shape for shape in shapes)
+    assert any(QUERIES["refused"].removeprefix("sum by (table)") in shape for shape in shapes)
+    assert any(QUERIES["pin_expiry"] in shape for shape in shapes)
+    assert any(QUERIES["findings"] in shape for shape in shapes)
+
+
 def test_the_board_shows_every_metric() -> None:
     # The buckets or the count of a histogram are enough.
     assert FAMILIES - {family(name) for name in METRIC.findall(" ".join(expressions(BOARD)))} == set()
@@ -186,7 +196,7 @@ def test_negative_control_a_misspelt_name_is_found(right: str, wrong: str, mista
 def test_prometheus_parses_every_expression(tmp_path: Path) -> None:
     _, table = BOARD["templating"]["list"]
     (table_query,) = re.findall(r"label_values\((.*), table\)", table["definition"])
-    queries = [*map(for_all_tables, expressions(BOARD)), table_query]
+    queries = [*map(for_all_tables, expressions(BOARD)), table_query, *QUERIES.values()]
     assert not [query for query in queries if "$" in query]
     assert parse_errors(tmp_path, queries) == ""
 
