@@ -66,6 +66,23 @@ function showConnection(problem) {
   if (problem !== null && counts !== null) counts.textContent = problem;
 }
 
+const NO_ANSWER = "sluice ui does not answer; trying again…";
+
+// An event source does not show the answer with which it was refused.
+async function showRefusal() {
+  const controller = new AbortController();
+  try {
+    const answer = await fetch(script.dataset.live, { signal: controller.signal });
+    const isText = answer.headers.get("content-type")?.startsWith("text/plain");
+    const text = isText ? (await answer.text()).trim() : `${NO_ANSWER} (status ${answer.status})`;
+    if (!answer.ok && source === null) showConnection(text);
+  } catch {
+    // The server has ended in the meantime.
+  } finally {
+    controller.abort();
+  }
+}
+
 // A browser allows six connections to a server, so a page that nobody sees has none.
 let source = null;
 
@@ -83,10 +100,10 @@ function follow() {
     };
     // The browser connects again by itself, except after an answer with an error.
     source.onerror = () => {
-      showConnection("sluice ui does not answer; trying again…");
+      showConnection(NO_ANSWER);
       if (source.readyState === EventSource.CLOSED) {
         source = null;
-        setTimeout(follow, 3000);
+        showRefusal().then(() => setTimeout(follow, 3000));
       }
     };
   }

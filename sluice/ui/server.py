@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import ipaddress
 import json
@@ -30,7 +31,6 @@ from sluice.ui.pages import Pages
 #: Variable with the secret that requests need.
 TOKEN_VARIABLE = "SLUICE_UI_TOKEN"  # noqa: S105 (the name of a variable)
 
-_COOKIE = "sluice_token"
 _OTHER_NAME = "This server answers only to the names of this machine. Behind a proxy, set SLUICE_UI_TOKEN.\n"
 _REFRESH_SECONDS = 15.0
 """Time after which a page is rendered again although nothing has changed, in seconds."""
@@ -145,19 +145,25 @@ def _table_of(request: Request) -> str | None:
 
 def _refusal(request: Request, token: str | None) -> Response | None:
     """Return the answer to a request that is refused, or that brings the token in its address; None to go on."""
-    if token is None:
+    try:
         host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    except ValueError:
+        return PlainTextResponse("The header Host is malformed.\n", 403)
+    if token is None:
         return None if is_loopback(host) else PlainTextResponse(_OTHER_NAME, 403)
+    # The cookies of a host are those of all its ports, so each server has its own name.
+    cookie = f"sluice_token_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
     token_in_address = request.query_params.get("token")
     if token_in_address is not None and hmac.compare_digest(token_in_address.encode(), token.encode()):
         # The address without the secret, which would stay in the browser's history.
         query = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
         response = RedirectResponse(f"{request.url.path}?{query}" if query else request.url.path, 303)
         is_secure = request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
-        response.set_cookie(_COOKIE, token, httponly=True, samesite="strict", secure=is_secure)
+        # A browser that follows a link of another site sends no strict cookie, and no answer here changes anything.
+        response.set_cookie(cookie, token, httponly=True, samesite="lax", secure=is_secure)
         return response
     bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-    secret = request.cookies.get(_COOKIE) or bearer
+    secret = request.cookies.get(cookie) or bearer
     if hmac.compare_digest(secret.encode(), token.encode()):
         return None
     return PlainTextResponse("Open the address that sluice ui has printed; it has the token.\n", 401)

@@ -289,6 +289,7 @@ def test_a_page_reports_that_zookeeper_does_not_answer(
 
 @pytest.mark.full
 def test_a_page_without_its_server_says_so(lake: Lake, browser: Browser) -> None:
+    count = len(browser.problems)
     with lake.ui() as ui:
         page = browser.open(ui.address)
         page.get_by_text("0 tables").wait_for()
@@ -298,7 +299,8 @@ def test_a_page_without_its_server_says_so(lake: Lake, browser: Browser) -> None
             page.get_by_text("0 tables").wait_for()
         page.close()
     # The browser reports that the connection was refused.
-    browser.problems[:] = [problem for problem in browser.problems if "net::ERR_" not in problem]
+    assert all("net::ERR_" in problem for problem in browser.problems[count:])
+    del browser.problems[count:]
 
 
 def test_nothing_is_written_and_no_lock_is_taken(lake: Lake, ensemble_client: KazooClient) -> None:
@@ -334,20 +336,53 @@ def test_other_machines_need_the_token_and_pages_of_other_sites_are_refused(lake
         assert "default-src 'none'" in headers["content-security-policy"]
         assert ui.get(Host="attacker.example")[0] == ui.get("/live", Host="attacker.example")[0] == 403
         assert ui.get("/live", **{"Sec-Fetch-Site": "cross-site"})[0] == 403
+        status, headers, _ = ui.get(Host="[::1")
+        assert status == 403
+        assert "content-security-policy" in headers
     with lake.ui(SLUICE_UI_TOKEN=TOKEN) as ui:
         assert ui.address.endswith(f"/?token={TOKEN}")
         for path in ("/", "/table?uri=a", "/live", "/page.js", "/?token=wrong", "/?token=%C3%A4"):
             assert ui.get(path)[0] == 401, path
-        assert ui.get(Cookie="sluice_token=wrong")[0] == ui.get(Authorization="Bearer wrong")[0] == 401
+        assert ui.get(f"/?token={TOKEN}", Host="[::1")[0] == 403
+        assert ui.get(Authorization="Bearer wrong")[0] == 401
         status, headers, _ = ui.get(f"/?token={TOKEN}")
         assert (status, headers["location"]) == (303, "/")
         cookie = headers["set-cookie"]
+        name, _, value = cookie.partition(";")[0].partition("=")
+        assert value == TOKEN
+        assert ui.get(Cookie=f"{name}=wrong")[0] == ui.get(Cookie=f"sluice_token={TOKEN}")[0] == 401
         assert "HttpOnly" in cookie
         assert "Secure" not in cookie
         assert "Secure" in ui.get(f"/?token={TOKEN}", **{"X-Forwarded-Proto": "https"})[1]["set-cookie"]
         # Behind a proxy.
         assert ui.get(Host="sluice.example", Authorization=f"Bearer {TOKEN}")[0] == 200
         assert ui.get(Cookie=cookie.partition(";")[0])[0] == ui.get(Authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_a_link_of_another_site_logs_in_until_the_token_changes(lake: Lake, browser: Browser) -> None:
+    count = len(browser.problems)
+    page = browser.open("about:blank")
+    with lake.ui(SLUICE_UI_TOKEN=TOKEN) as ui:
+        link = f'<a href="{ui.address}">locks</a>'
+        page.route("http://chat.example/", lambda route: route.fulfill(content_type="text/html", body=link))
+        page.goto("http://chat.example/")
+        page.get_by_role("link").click()
+        page.get_by_text("0 tables").wait_for()
+        assert page.url == f"http://127.0.0.1:{ui.port}/"
+        # Another server of this host does not log it out.
+        with lake.ui(SLUICE_UI_TOKEN=f"{TOKEN}2") as second_ui:
+            page.goto(second_ui.address)
+            page.get_by_text("0 tables").wait_for()
+        page.goto(f"http://127.0.0.1:{ui.port}/")
+        page.get_by_text("0 tables").wait_for()
+        ui.stop()
+    with lake.ui(listen=f"127.0.0.1:{ui.port}", SLUICE_UI_TOKEN=f"{TOKEN}3") as ui:
+        page.get_by_text("Open the address that sluice ui has printed").wait_for()
+        page.evaluate("address => fetch(address)", ui.address)
+        page.get_by_text("0 tables").wait_for()
+        page.close()
+    assert all("net::ERR_" in problem or "status of 401" in problem for problem in browser.problems[count:])
+    del browser.problems[count:]
 
 
 def test_every_other_address_than_this_machine_s_own_gets_a_token() -> None:
