@@ -143,7 +143,9 @@ def break_lock(
         for holder in holders:
             duration = format_duration(snapshot.seconds(holder))
             print(f"{locks.name}: held for {duration} by {describe(holder)}", flush=True)
-        if not yes and not _user_confirms("Remove these holders? The guard will refuse their further commits."):
+        if not yes and not _user_confirms(
+            "Remove these holders? The guard refuses their further commits; a writer without it goes on."
+        ):
             sys.stderr.write("sluice: nothing was removed\n")
             raise typer.Exit(FAILED)
         for holder in holders:

@@ -79,7 +79,11 @@ def ui(
         LiveState(settings, tables or (), options, server, report_file) as state,
     ):
         coordinator = settings.lock_url or settings.zk_hosts
-        pages = Pages(state, coordinator, has_figures=server is not None, has_report=report_file is not None)
+        lock_arguments = {"--zookeeper": zookeeper, "--lock-url": lock_url, "--lock-root": lock_root}
+        lock_options = [word for name, value in lock_arguments.items() if value is not None for word in (name, value)]
+        pages = Pages(
+            state, coordinator, lock_options, has_figures=server is not None, has_report=report_file is not None
+        )
         app = make_app(state, pages, token=token)
         name = f"[{host}]" if ":" in host else host
         address = f"http://{name}:{listener.getsockname()[1]}/" + (f"?token={token}" if token else "")

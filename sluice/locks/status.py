@@ -101,8 +101,13 @@ def describe(entry: QueueEntry) -> str:
     parts = [f"{_field(entry, 'host') or 'unknown host'} pid {_field(entry, 'pid') or '?'}"]
     parts += [f"job {job}"] if job else []
     parts += [f"application {application}"] if application else []
-    parts += ["goes on without the lock (fallback)"] if entry.data.get(FALLBACK_FIELD) else []
+    parts += filter(None, [fallback_text(entry)])
     return ", ".join([*parts, scope_text(entry), f"token {entry.token}"])
+
+
+def fallback_text(entry: QueueEntry) -> str | None:
+    """Return the text for a writer that does not rely on the lock; None for every other writer."""
+    return "goes on without the lock (fallback)" if entry.data.get(FALLBACK_FIELD) else None
 
 
 def scope_text(entry: QueueEntry) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from urllib.parse import quote
@@ -13,7 +14,7 @@ from lock_manager.queue_entry import QueueEntry
 from lock_manager.times import time_of
 from sluice.audit.checks import count_text
 from sluice.audit.log_files import LogCommit
-from sluice.locks.status import format_duration, printable, scope_text
+from sluice.locks.status import fallback_text, format_duration, printable, scope_text
 from sluice.ui import timeline
 from sluice.ui.history import writer_of
 from sluice.ui.live_state import Connection, LiveState, TableDetails, TableView
@@ -97,14 +98,24 @@ class Pages:
     Args:
         state: The tables.
         coordinator: Address of the coordinator, for people.
+        lock_options: Options of the coordinator for a command.
         has_figures: Whether the state has figures of Prometheus.
         has_report: Whether the state has the report of maintenance.
 
     """
 
-    def __init__(self, state: LiveState, coordinator: str, *, has_figures: bool, has_report: bool) -> None:
+    def __init__(
+        self,
+        state: LiveState,
+        coordinator: str,
+        lock_options: Sequence[str] = (),
+        *,
+        has_figures: bool,
+        has_report: bool,
+    ) -> None:
         self._state = state
         self._coordinator = coordinator
+        self._lock_options = lock_options
         self._has_figures = has_figures
         self._has_report = has_report
         self._titles = _TITLES + (_FIGURE_TITLES if has_figures else ())
@@ -179,6 +190,7 @@ class Pages:
                 f" holds {scope_text(holder)} for ",
                 self._since(view, holder),
                 _since_text(self._start_of(view, holder)),
+                _fallback_text(holder),
             )
             for holder in holders[:_SHOWN_HOLDERS]
         ]
@@ -208,7 +220,7 @@ class Pages:
         titles = ("state", "writer", "scope", "for", "since (UTC)", "application", "token")
         rows = [
             [
-                "holds" if entry.holds else f"waits, {len(entry.waits_for):,} ahead",
+                _entry_state(entry),
                 writer_of(entry),
                 scope_text(entry),
                 self._since(view, entry),
@@ -220,16 +232,28 @@ class Pages:
         ]
         rest = len(entries) - len(rows)
         more = element("p", f"and {rest:,} more waiting requests") if rest else None
-        advice = None
-        if view.locks.waiters:
-            advice = element(
-                "p",
-                "Does a holder hang? End its process: the lock is free at once or, if the process cannot release it, "
-                "after its session timeout. Or remove the holder: ",
-                element("code", f"sluice break {view.uri}"),
-                ". Its later commits are refused.",
-            )
-        return join(table("queue", titles, rows, text_columns=3), more, advice)
+        return join(table("queue", titles, rows, text_columns=3), more, self._advice(view))
+
+    def _advice(self, view: TableView) -> Html | None:
+        """Return the advice about a holder that hangs; None if no request waits for a holder."""
+        holders = view.locks.holders
+        if not holders or not view.locks.waiters:
+            return None
+        advice = (
+            "Does a holder hang? End its process: the lock is free at once or, if the process cannot release it, after "
+            "its session timeout."
+        )
+        if view.locks.uri is None:
+            return element("p", advice)
+        options = ["--token", str(holders[0].token), *self._lock_options]
+        return element(
+            "p",
+            advice,
+            " Or remove the holder: " if len(holders) == 1 else " Or remove a holder, here the first: ",
+            element("code", shlex.join(["sluice", "break", view.locks.uri, *options])),
+            ". The guard refuses its later commits. A writer without the guard, such as delta-rs, or with a fallback "
+            "is not stopped: end its process first.",
+        )
 
     def _tables(self, rows: list[Html]) -> Html:
         head = element("tr", *(element("th", title, class_=style) for title, style in self._titles))
@@ -280,6 +304,16 @@ def _state(view: TableView) -> str:
     if not view.locks.entries:
         return "free"
     return f"{holders:,} holding, {waiters:,} waiting"
+
+
+def _entry_state(entry: QueueEntry) -> str:
+    state = "holds" if entry.holds else f"waits, {len(entry.waits_for):,} ahead"
+    return state + _fallback_text(entry)
+
+
+def _fallback_text(entry: QueueEntry) -> str:
+    text = fallback_text(entry)
+    return "" if text is None else f", {text}"
 
 
 def _finding_codes(view: TableView) -> str:

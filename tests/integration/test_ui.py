@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import http.client
 import itertools
 import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -30,7 +32,8 @@ from deltalake import CommitProperties, write_deltalake
 from kazoo.client import KazooClient
 from prometheus_client import start_http_server
 
-from lock_manager import LockCancelledError, LockSettings, TableResource, commit_metadata
+from lock_manager import LockCancelledError, LockLostError, LockSettings, TableResource, commit_metadata
+from lock_manager.courtesy_queue import FALLBACK_FIELD
 from lock_manager.events import Event, emit
 from lock_manager.metrics import MetricsExporter
 from lock_manager.table_records.commit_stamp import note_as_user_metadata, note_of_write
@@ -262,8 +265,38 @@ def test_pages_fit_on_screens_and_show_hostile_names_as_text(lake: Lake, browser
         assert JOB in queue.inner_text()
         # The last cell of a narrow screen is not outside of it.
         assert queue.evaluate("queue => queue.parentElement.scrollWidth") <= width
-        assert page.get_by_text(f"sluice break {HOSTILE}").is_visible()
+        assert page.get_by_text(f"sluice break {shlex.quote(HOSTILE)} --token ").is_visible()
         page.close()
+
+
+def test_the_command_of_a_page_removes_the_holder_that_it_shows(lake: Lake) -> None:
+    table = "s3://lake/$(touch planted) & 'flights'"
+    hold = lake.writer.acquire(table)
+    lake.wait_in_queue(table)
+    with lake.ui() as ui:
+        address = f"/table?uri={quote(TableResource.of(table).uri, safe='')}"
+        lake.eventually(lambda: "<code>" in ui.get(address)[2], within=30)
+        (text,) = re.findall(r"<code>sluice (.*)</code>", ui.get(address)[2])
+    # The options of `sluice ui` are in the command.
+    result = subprocess.run(
+        ["/bin/sh", "-c", f"exec {shlex.quote(sys.executable)} -m sluice {html.unescape(text)} --yes"],
+        cwd=lake.folder, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True, timeout=60,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert "removed: " in result.stdout
+    assert not (lake.folder / "planted").exists()
+    with pytest.raises(LockLostError):
+        hold.release()
+
+
+def test_a_holder_that_goes_on_without_the_lock_is_marked(lake: Lake, ensemble_client: KazooClient) -> None:
+    lake.writer.acquire(TABLE).release()
+    node = table_node(lake.settings.lock_root, TableResource.of(TABLE))
+    path = new_contender_path(node, "0" * 32, Mode.EXCLUSIVE)
+    ensemble_client.create(path, json.dumps({FALLBACK_FIELD: True}).encode(), ephemeral=True, sequence=True)
+    with lake.ui() as ui:
+        lake.eventually(lambda: "goes on without the lock (fallback)" in ui.get()[2], within=30)
+        assert "goes on without the lock (fallback)" in ui.get(f"/table?uri={quote(TABLE, safe='')}")[2]
 
 
 @pytest.mark.full

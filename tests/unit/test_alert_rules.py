@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from tests.unit.test_grafana_board import (
     labels_of_groups,
     mistakes_of,
     needs_promtool,
+    promtool,
 )
 from tests.unit.test_grafana_figures import DAY, HOUR, TABLE, Expected, Prometheus, prometheus
 from tests.unit.test_health_page import health
@@ -381,6 +383,28 @@ def test_the_rules_query_existing_metrics_and_labels() -> None:
         assert rule_mistakes(json.loads(text.replace(right, wrong)))
     used = {name for rule in RULES for name in re.findall(r"\b[a-z]\w+(?=[{\[ )])", rule["expr"])}
     assert used >= FOREIGN_METRICS
+
+
+def test_the_table_in_a_command_is_quoted_for_a_shell(tmp_path: Path) -> None:
+    table = "s3://lake/$(id)'s"
+    (rule,) = (rule for rule in RULES if rule.get("alert") == "SluiceRetentionBroken")
+    labels = {"table": table, "severity": "critical"}
+    # shlex.quote writes a quote in another way.
+    quoted_table = shlex.quote(table).replace("""'"'"'""", r"'\''")
+    assert shlex.split(quoted_table) == [table]
+    texts = {
+        **rule["annotations"],
+        "summary": rule["annotations"]["summary"].replace("{{ $labels.table }}", table),
+        "description": re.sub(r"'\{\{.*\}\}'", lambda _: quoted_table, rule["annotations"]["description"]),
+    }
+    series = {"series": f'sluice_table_finding_worth{{code="broken-retention", table="{table}"}}', "values": "1"}
+    alerts = [{"exp_labels": labels, "exp_annotations": texts}]
+    check = {"eval_time": "0m", "alertname": "SluiceRetentionBroken", "exp_alerts": alerts}
+    test = {"interval": "1m", "input_series": [series], "alert_rule_test": [check]}
+    assert promtool(tmp_path, "test", {"rule_files": [str(RULES_FILE)], "tests": [test]}) == ""
+    # The commands of all rules have the same form.
+    descriptions = " ".join(rule["annotations"]["description"] for rule in ALERTS.values())
+    assert len(set(re.findall(r"sluice \w+ ([^`]*\$labels[^`]*)`", descriptions))) == 1
 
 
 def test_the_counts_of_events_differ_only_in_their_metric() -> None:
