@@ -368,6 +368,10 @@ class Follower(Protocol):
         returns what this call would have returned, too.
         """
 
+    @property
+    def keys(self) -> Collection[str]:
+        """Keys of all tables that existed at the last call of :meth:`changes`; see :attr:`TableLocks.key`."""
+
 
 class Inspector(Protocol):
     """A view of the locks of all tables, which can also remove a holder; also a context manager.

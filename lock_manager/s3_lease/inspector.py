@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self, TypeVar
 
@@ -52,6 +52,7 @@ class LeaseInspector:
 
     def tables(self) -> list[TableLocks]:
         """Return every table that was ever locked, sorted by URI. Takes a GET for each."""
+        self.ensemble_id()
         return sorted(self._changed_queues({}, skip_malformed=False), key=lambda table: table.name)
 
     def table(self, resource: TableResource) -> TableLocks:
@@ -61,14 +62,13 @@ class LeaseInspector:
 
     def follow(self) -> LeaseFollower:
         """Return a follower of all tables. It leaves out objects that cannot be parsed, and logs them."""
-        return LeaseFollower(self._changed_queues)
+        return LeaseFollower(self._changed_queues, self.ensemble_id)
 
     def _changed_queues(self, known_etags: dict[str, str], *, skip_malformed: bool = True) -> list[TableLocks]:
         """Return the tables whose objects have other ETags than the known ones, which are updated.
 
         Takes a LIST, and a GET for each changed object.
         """
-        self.ensemble_id()
         etags = self._answer(lambda: self._store.etags(FOLDER))
 
         def read(key: str) -> Queue | None:
@@ -83,6 +83,8 @@ class LeaseInspector:
         keys = [key for key, etag in etags.items() if known_etags.get(key) != etag]
         with ThreadPoolExecutor(_PARALLEL_READS) as pool:
             queues = list(pool.map(read, keys))
+        for key in known_etags.keys() - etags.keys():
+            del known_etags[key]
         known_etags |= {key: etags[key] for key in keys}
         return [_table_locks(queue) for queue in queues if queue is not None]
 
@@ -119,11 +121,14 @@ class LeaseFollower:
 
     Args:
         read: Returns the tables whose objects have changed; see :meth:`LeaseInspector._changed_queues`.
+        read_id: Returns the UUID of the coordinator, which never changes; None if it has none yet.
 
     """
 
-    def __init__(self, read: Callable[[dict[str, str]], list[TableLocks]]) -> None:
+    def __init__(self, read: Callable[[dict[str, str]], list[TableLocks]], read_id: Callable[[], str | None]) -> None:
         self._read = read
+        self._read_id = read_id
+        self._ensemble_id: str | None = None
         self._known_etags: dict[str, str] = {}
         self._read_at = float("-inf")
 
@@ -131,7 +136,14 @@ class LeaseFollower:
         """Return the tables that may have changed; see :meth:`lock_manager.coordinator.Follower.changes`."""
         time.sleep(max(0.0, min(seconds, self._read_at + seconds - time.monotonic())))
         self._read_at = time.monotonic()
+        # Reading it checks the format of the coordinator.
+        self._ensemble_id = self._ensemble_id or self._read_id()
         return self._read(self._known_etags)
+
+    @property
+    def keys(self) -> Collection[str]:
+        """Keys of all tables; see :attr:`lock_manager.coordinator.Follower.keys`."""
+        return {key.removeprefix(FOLDER).removesuffix(".json") for key in self._known_etags}
 
 
 def _table_locks(queue: Queue) -> TableLocks:

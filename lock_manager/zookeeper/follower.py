@@ -71,6 +71,11 @@ class LockFollower:
         self._uris = uris if keys is None else {key: uri for key, uri in uris.items() if key in keys}
         return list(tables)
 
+    @property
+    def keys(self) -> Collection[str]:
+        """Keys of all tables; see :attr:`lock_manager.coordinator.Follower.keys`."""
+        return self._uris.keys()
+
     def _wait(self, seconds: float) -> None:
         deadline = Deadline(seconds)
         with self._changed:
@@ -92,16 +97,18 @@ class LockFollower:
             self._contenders.pop(node, None)
         changed_keys = {node.removeprefix(f"{self._root}/").partition("/")[0] for node in changed_nodes}
         uris = {key: uri for key, uri in self._uris.items() if reads_all or key in changed_keys}
-        keys: Collection[str] | None = None
+        keys: set[str] | None = None
         if lists_root:
             names = reader.children([self._root], deadline, self._on_watch).get(self._root)
             if names is None:
                 # A znode that does not exist has no watch.
                 self._lists_root = True
-                return [], None
+                return [], set()
             keys = set(filter(is_table_name, names))
-            nodes = {child_node(self._root, key): key for key in keys - self._uris.keys()}
-            uris |= {nodes[node]: table_uri(data) for node, (data, _) in reader.read_nodes(nodes, deadline).items()}
+        # Another program may have created a znode without the URI, and its successor may have one.
+        unnamed_keys = {key for key, uri in uris.items() if uri is None} | (keys or set()) - self._uris.keys()
+        nodes = {child_node(self._root, key): key for key in unnamed_keys}
+        uris |= {nodes[node]: table_uri(data) for node, (data, _) in reader.read_nodes(nodes, deadline).items()}
         return reader.tables(uris, deadline, cache=self._contenders, watch=self._on_watch), keys
 
     def _on_watch(self, event: Any) -> None:

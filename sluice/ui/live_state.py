@@ -142,11 +142,13 @@ class _Table:
     viewed_at: float = float("-inf")
     used_at: float = float("-inf")
     generation: int = 0
+    #: Whether it is shown although it was never locked.
+    is_permanent: bool = False
 
     @classmethod
     def never_locked(cls, resource: TableResource) -> Self:
         """Return a table without a queue."""
-        return cls(TableLocks(uri=resource.uri, key=resource.key))
+        return cls(TableLocks(uri=resource.uri, key=resource.key), is_permanent=True)
 
     @property
     def log_was_read(self) -> bool:
@@ -330,7 +332,7 @@ class LiveState:
             while not self._stopped.is_set():
                 try:
                     self._ensemble = self._ensemble or inspector.ensemble_id()
-                    self._add_locks(follower.changes(self._interval), is_first=is_first)
+                    self._add_locks(follower.changes(self._interval), follower.keys, is_first=is_first)
                     is_first = False
                 except Exception as error:  # noqa: BLE001 (the thread must go on, and the page shows the problem)
                     self._set_locks_problem(error)
@@ -342,7 +344,8 @@ class LiveState:
                 self._locks_problem = problem
                 self._announce()
 
-    def _add_locks(self, tables: Collection[TableLocks], *, is_first: bool) -> None:
+    def _add_locks(self, tables: Collection[TableLocks], keys: Collection[str], *, is_first: bool) -> None:
+        """Add the tables that may have changed, and forget those whose keys do not exist any more."""
         now = time.time()
         with self._changed:
             known_locks = {uri: table.locks for uri, table in self._tables.items()}
@@ -366,7 +369,14 @@ class LiveState:
                 table.history.observe(locks, now)
                 if locks.name in changed_uris or not table.generation:
                     changed_tables.append(table)
-            if is_news or changed_tables:
+            names = {locks.key: locks.name for locks in tables}
+            removed_names = [
+                name for name, table in self._tables.items()
+                if (table.locks.key not in keys or names.get(table.locks.key, name) != name) and not table.is_permanent
+            ]  # fmt: skip
+            for name in removed_names:
+                del self._tables[name]
+            if is_news or changed_tables or removed_names:
                 self._announce(*changed_tables)
 
     # -- logs ----------------------------------------------------------------------------------------------------------
@@ -459,8 +469,10 @@ class LiveState:
             if reports is self._reports and problem == self._reports_problem:
                 return
             self._reports, self._reports_problem = reports, problem
-            for uri in {*reports.reports, *reports.failures} - self._tables.keys():
-                self._tables[uri] = _Table.never_locked(TableResource.of(uri))
+            for uri in {*reports.reports, *reports.failures}:
+                if uri not in self._tables:
+                    self._tables[uri] = _Table.never_locked(TableResource.of(uri))
+                self._tables[uri].is_permanent = True
             self._announce(*self._tables.values())
 
     def _poll(self, read: Callable[[], _T], store: Callable[[_T | None, str | None], None], seconds: float) -> None:

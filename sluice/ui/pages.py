@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 from lock_manager.queue_entry import QueueEntry
+from lock_manager.resources import table_key
 from lock_manager.times import time_of
 from sluice.audit.checks import count_text
 from sluice.audit.log_files import LogCommit
@@ -83,8 +84,8 @@ class Page:
         """Return the parts and rows that differ from those that were sent, by id; ``sent`` has the hashes of all."""
         parts = {**self.parts, **self.rows}
         hashes = {name: hash(part) for name, part in parts.items()}
-        # The page lacks the row of a new table, so then all rows are sent at once.
-        left_out = {"tables"} if self.rows.keys() <= sent.keys() else self.rows.keys()
+        # Other tables than before, or another order: all rows are sent at once.
+        left_out = {"tables"} if [*hashes] == [*sent] else self.rows.keys()
         changed_names = {name for name in hashes.keys() - left_out if hashes[name] != sent.get(name)}
         changes = {name: part for name, part in parts.items() if name in changed_names}
         sent.clear()
@@ -132,7 +133,7 @@ class Pages:
         busy_views = [view for view in overview.tables if view.locks.entries]
         # The tables with the most waiting requests first, of these the longest hold first.
         busy_views.sort(key=lambda view: (-len(view.locks.waiters), min(entry.since for entry in view.locks.entries)))
-        rows = {f"t-{view.locks.key}": self._row(view) for view in overview.tables}
+        rows = {_row_id(view): self._row(view) for view in overview.tables}
         blocked = [self._blocked(view) for view in busy_views[:_SHOWN_LOCKED]]
         if len(busy_views) > _SHOWN_LOCKED:
             blocked.append(element("p", f"and {len(busy_views) - _SHOWN_LOCKED:,} more locked tables"))
@@ -293,10 +294,15 @@ class Pages:
         if self._has_figures or self._has_report:
             cells.append(_finding_codes(view))
         lines = (element("td", cell, class_=style) for cell, (_, style) in zip(cells, self._titles, strict=True))
-        row = element("tr", *lines, id=f"t-{view.locks.key}")
+        row = element("tr", *lines, id=_row_id(view))
         # Without operations there is no picture that moves.
         self._rows[view.uri] = (view.generation, picture_time if operations else math.inf), row
         return row
+
+
+def _row_id(view: TableView) -> str:
+    """Return the id of a table's row. The key would not do: a znode without a URI may have that of a shown table."""
+    return f"t-{table_key(view.uri)}"
 
 
 def _state(view: TableView) -> str:

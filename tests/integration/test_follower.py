@@ -16,10 +16,12 @@ from lock_manager import EnsembleUnavailableError, LockInspector, LockSettings, 
 from lock_manager.coordinator import Follower, Inspector
 from lock_manager.managers import inspector_of, manager_of
 from lock_manager.queue_entry import TableLocks
+from lock_manager.s3_lease.queue_object import FOLDER
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from lock_manager.zookeeper.follower import LockFollower
 from lock_manager.zookeeper.znodes import table_node
-from sluice.local.s3 import LocalS3
+from sluice.audit.log_folder import s3_client
+from tests.support.recording_s3 import RecordingS3
 from tests.support.rivals import RivalManager
 from tests.support.server_counters import requests_of
 
@@ -163,7 +165,7 @@ def test_negative_control_without_watches_a_hold_is_not_seen(
 def test_locks_on_s3_are_read_if_their_objects_have_changed(
     eventually: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with LocalS3() as s3:
+    with RecordingS3() as s3:
         s3.create_bucket("locks")
         for name, value in s3.environment.items():
             monkeypatch.setenv(name, value)
@@ -174,12 +176,19 @@ def test_locks_on_s3_are_read_if_their_objects_have_changed(
             for table in TABLES:
                 manager.acquire(table).release()
             assert {table.uri for table in viewer.look()} == set(TABLES)
-            assert viewer.look() == []
+            s3.forget()
+            assert [viewer.look() for _ in range(3)] == [[]] * 3
+            # A list for each look, and no other request.
+            assert [request.action for request in s3.requests] == ["s3:ListBucket"] * 3
+            assert viewer.follower.keys == {TableResource.of(table).key for table in TABLES}
             with manager.acquire(TABLES[3]):
                 assert [table.uri for table in viewer.look()] == [TABLES[3]]
                 viewer.wait_until_equal()
             viewer.wait_until_equal()
             assert viewer.queues() == {}
+            s3_client({}).delete_object(Bucket="locks", Key=f"sluice/{FOLDER}{TableResource.of(TABLES[0]).key}.json")
+            viewer.look()
+            assert viewer.follower.keys == {TableResource.of(table).key for table in TABLES[1:]}
 
 
 def test_a_znode_that_was_removed_and_created_again_is_followed(
@@ -189,6 +198,23 @@ def test_a_znode_that_was_removed_and_created_again_is_followed(
     viewer.wait_until_equal()
     ensemble_client.delete(table_node(rival.settings.lock_root, TableResource.of(TABLES[0])), recursive=True)
     viewer.look()
+    assert list(viewer.follower.keys) == []
+    with rival.acquire(TABLES[0]):
+        viewer.wait_until_equal()
+        assert viewer.queues().keys() == {TABLES[0]}
+        assert list(viewer.follower.keys) == [TableResource.of(TABLES[0]).key]
+
+
+def test_a_znode_without_a_name_is_followed_when_it_has_one(
+    viewer: Viewer, rival: RivalManager, ensemble_client: KazooClient
+) -> None:
+    rival.acquire(TABLES[1]).release()
+    node = table_node(rival.settings.lock_root, TableResource.of(TABLES[0]))
+    ensemble_client.create(node)
+    viewer.wait_until_equal()
+    assert viewer.tables.keys() == {None, TABLES[1]}
+    # The view gets both changes at once.
+    ensemble_client.delete(node)
     with rival.acquire(TABLES[0]):
         viewer.wait_until_equal()
         assert viewer.queues().keys() == {TABLES[0]}

@@ -355,6 +355,32 @@ def test_nothing_is_written_and_no_lock_is_taken(lake: Lake, ensemble_client: Ka
     assert znodes(ensemble_client, lake.settings.lock_root) != before
 
 
+def test_a_table_whose_znode_is_removed_leaves_the_page(
+    lake: Lake, browser: Browser, ensemble_client: KazooClient
+) -> None:
+    removed, nameless, permanent = "s3://lake/airports", "s3://lake/planes", "s3://lake/weather"
+    nodes = {
+        name: table_node(lake.settings.lock_root, TableResource.of(name)) for name in (removed, nameless, permanent)
+    }
+    for table in (TABLE, removed, permanent):
+        lake.rival.acquire(table).release()
+    ensemble_client.create(nodes[nameless])
+    with lake.ui(permanent) as ui:
+        page = browser.open(ui.address)
+        rows = page.locator("table.tables tbody tr")
+        page.get_by_text("4 tables").wait_for()
+        assert "znode " in rows.all_inner_texts()[-1]
+        for name in (removed, permanent):
+            ensemble_client.delete(nodes[name], recursive=True)
+        page.get_by_text("3 tables").wait_for()
+        ensemble_client.delete(nodes[nameless])
+        lake.rival.acquire(nameless).release()
+        rows.get_by_text(nameless).wait_for()
+        assert [text.split()[0] for text in rows.all_inner_texts()] == [TABLE, nameless, permanent]
+        assert ui.get(f"/table?uri={quote(removed, safe='')}")[0] == 404
+        page.close()
+
+
 def test_only_known_tables_are_read(lake: Lake) -> None:
     (lake.folder / "secret").mkdir()
     address = f"/table?uri={quote(TableResource.of(lake.folder / 'secret').uri, safe='')}"
