@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,12 @@ from sluice.audit.log_files import LogCommit, read_commits, versions_in
 from sluice.audit.log_folder import open_log
 from sluice.audit.pins import read_pins
 from sluice.errors import LogAccessError
+from sluice.ui.history import HISTORY_SECONDS
 
 COMMITS = 200
-"""Number of commits that are kept."""
+"""Number of commits that are kept, and that are read at once."""
+MAX_NEW_COMMITS = 1000
+"""Number of commits that a call of :meth:`LogTail.read` returns at most."""
 
 _LAST_CHECKPOINT = "_last_checkpoint"
 
@@ -46,9 +50,10 @@ class LogTail:
         self._newest_commit: LogCommit | str = ""
 
     def read(self) -> list[LogCommit]:
-        """Read the commits since the last call, or the newest commits; return those that can be parsed.
+        """Read the commits since the last call, at first those of the last hour; return those that can be parsed.
 
-        After a DROP, or a DROP and CREATE, the commits of the dropped table are forgotten.
+        These are :data:`MAX_NEW_COMMITS` at most, the newest. The first of them may be older than an hour. After a
+        DROP, or a DROP and CREATE, the commits of the dropped table are forgotten.
 
         Raises:
             LogAccessError: The store cannot be listed or read.
@@ -60,15 +65,18 @@ class LogTail:
             self._newest = None
             self.commits.clear()
             return self.read()
-        new_versions = [version for version in versions if self._newest is None or version > self._newest][-COMMITS:]
-        if not new_versions:
+        new_versions = [version for version in versions if self._newest is None or version > self._newest]
+        commits: list[LogCommit | str] = []
+        newest_commit: LogCommit | str | None = None
+        for end in range(len(new_versions), max(0, len(new_versions) - MAX_NEW_COMMITS), -COMMITS):
+            older_commits = [*read_commits(self._log, new_versions[max(0, end - COMMITS) : end])]
+            newest_commit = newest_commit or older_commits[-1]
+            commits = [*map(_without_files, older_commits), *commits]
+            if _goes_back_an_hour(commits):
+                break
+        if newest_commit is None:
             return []
-        commits = []
-        for commit in read_commits(self._log, new_versions):
-            self._newest_commit = commit
-            # The files of a commit may be many.
-            commits.append(commit if isinstance(commit, str) else replace(commit, adds=(), removes=()))
-        self._newest = new_versions[-1]
+        self._newest, self._newest_commit = new_versions[-1], newest_commit
         self.commits.extend(commits)
         return [commit for commit in commits if isinstance(commit, LogCommit)]
 
@@ -93,7 +101,18 @@ class LogTail:
             checkpoint = int(json.loads(self._log.read(_LAST_CHECKPOINT))["version"])
         except (LogAccessError, ValueError, TypeError, KeyError):
             return 0
-        return max(0, checkpoint - COMMITS)
+        return max(0, checkpoint - MAX_NEW_COMMITS)
+
+
+def _without_files(commit: LogCommit | str) -> LogCommit | str:
+    """Return a commit without its files, which may be many."""
+    return commit if isinstance(commit, str) else replace(commit, adds=(), removes=())
+
+
+def _goes_back_an_hour(commits: Iterable[LogCommit | str]) -> bool:
+    times = (commit.timestamp for commit in commits if isinstance(commit, LogCommit) and commit.timestamp is not None)
+    oldest = next(times, None)
+    return oldest is not None and oldest < time.time() - HISTORY_SECONDS
 
 
 def _name(version: int) -> str:

@@ -357,7 +357,11 @@ def _hour(details: TableDetails) -> Html:
         ]
         for operation in details.operations[: -_SHOWN_OPERATIONS - 1 : -1]
     ]
-    as_table = element("details", element("summary", "As a table"), table("operations", titles, rows), id="operations")
+    rest = len(details.operations) - len(rows)
+    more = element("p", f"and {rest:,} earlier operations") if rest else None
+    as_table = element(
+        "details", element("summary", "As a table"), table("operations", titles, rows), more, id="operations"
+    )
     picture = element("div", timeline.timeline(details.operations, _picture_time()), class_="scroll")
     return join(timeline.legend(), picture, as_table)
 

@@ -8,7 +8,7 @@ from itertools import count
 
 from sluice.locks.status import format_duration
 from sluice.ui.history import HISTORY_SECONDS, Operation
-from writer_jobs.page.elements import Html, element
+from writer_jobs.page.elements import Html, element, join
 
 #: Style of the pictures, for the page that has them.
 STYLE = """
@@ -61,9 +61,13 @@ def timeline(operations: Sequence[Operation], now: float) -> Html:
         parts.append(element("line", class_="axis", x1=f"{x:.1f}", x2=f"{x:.1f}", y1=0, y2=height))
         parts.append(element("text", text, class_="quiet", x=f"{x:.1f}", y=height + 16, text_anchor=anchor))
     title = element("title", f"{len(shown_operations):,} operations of {len(lanes):,} writers in the last hour")
-    return element(
+    picture = element(
         "svg", title, *parts, class_="timeline", role="img", viewBox=f"0 0 {_WIDTH} {height + 20}"
     )  # fmt: skip
+    notes = [f"and {len(lanes) - _MAX_LANES:,} more writers"] if len(lanes) > _MAX_LANES else []
+    if len(operations) > _MAX_OPERATIONS:
+        notes.append(f"the newest {_MAX_OPERATIONS:,} of {len(operations):,} operations")
+    return join(picture, element("p", "; ".join(notes)) if notes else None)
 
 
 def legend() -> Html:

@@ -42,8 +42,10 @@ from lock_manager.testing.embedded import EmbeddedZooKeeper
 from lock_manager.zookeeper.znodes import Mode, new_contender_path, table_node
 from sluice.audit.log_folder import s3_client
 from sluice.local.s3 import LocalS3
+from sluice.ui.history import Operation
 from sluice.ui.log_tail import LogTail
 from sluice.ui.server import TOKEN_VARIABLE, find_token
+from sluice.ui.timeline import timeline
 from tests.support.browser import Browser, running_browser
 from tests.support.prometheus import PrometheusServer, needs_prometheus
 from tests.support.rivals import RivalManager
@@ -483,6 +485,26 @@ def test_a_table_that_is_dropped_and_created_again_has_only_its_own_commits(tmp_
         write_deltalake(table, pa.table({"id": [number]}), mode="append")
     assert [commit.version for commit in tail.read()] == [0, 1, 2, 3, 4]
     assert len(tail.commits) == 5
+
+
+@pytest.mark.parametrize(("interval", "count"), [(30, 200), (10, 400), (1, 1000)])
+def test_the_log_is_read_for_an_hour_back(tmp_path: Path, interval: int, count: int) -> None:
+    table, now = tmp_path / "flights", time.time()
+    (table / "_delta_log").mkdir(parents=True)
+    for version in range(1100):
+        info = {"timestamp": int(1000 * (now - interval * (1099 - version)))}
+        (table / "_delta_log" / f"{version:020}.json").write_text(json.dumps({"commitInfo": info}))
+    (table / "_delta_log" / "_last_checkpoint").write_text('{"version": 1090}')
+    tail = LogTail(str(table), {})
+    assert [commit.version for commit in tail.read()] == list(range(1100 - count, 1100))
+    assert [commit.version for commit in tail.commits if not isinstance(commit, str)] == list(range(900, 1100))
+    assert tail.read() == []
+
+
+def test_a_picture_names_what_it_leaves_out() -> None:
+    operations = [Operation(str(number), job=f"job {number % 50}", ended_at=1000.0) for number in range(700)]
+    assert "<p>and 10 more writers; the newest 600 of 700 operations</p>" in timeline(operations, 1000.0)
+    assert "<p>" not in timeline(operations[:40], 1000.0)
 
 
 @pytest.mark.parametrize("times", [{"requested_at": 10**400}, {"requested_at": float("nan")}, {"acquired_at": "soon"}])
