@@ -64,7 +64,7 @@ def ui(
     from sluice.ui.figures import Prometheus  # noqa: PLC0415
     from sluice.ui.live_state import LiveState  # noqa: PLC0415
     from sluice.ui.pages import Pages  # noqa: PLC0415
-    from sluice.ui.server import find_token, make_app, open_socket, parse_address, serve  # noqa: PLC0415
+    from sluice.ui.server import find_token, make_app, open_socket, page_address, parse_address, serve  # noqa: PLC0415
     from sluice.ui.stored_reports import ReportFile  # noqa: PLC0415
 
     settings = lock_settings(zookeeper, lock_root, lock_url=lock_url)
@@ -85,7 +85,5 @@ def ui(
             state, coordinator, lock_options, has_figures=server is not None, has_report=report_file is not None
         )
         app = make_app(state, pages, token=token)
-        name = f"[{host}]" if ":" in host else host
-        address = f"http://{name}:{listener.getsockname()[1]}/" + (f"?token={token}" if token else "")
-        print(f"{address}   (Ctrl-C ends it)", flush=True)
+        print(f"{page_address(host, listener, token)}   (Ctrl-C ends it)", flush=True)
         serve(app, listener, state.stop)

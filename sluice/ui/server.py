@@ -92,6 +92,18 @@ def open_socket(host: str, port: int) -> socket.socket:
         raise CommandError(f"{host}:{port} cannot be used: {problem}; choose another --listen") from error
 
 
+def page_address(host: str, listener: socket.socket, token: str | None) -> str:
+    """Return the address of the first page, with the token if there is one.
+
+    ``host`` is the one of :func:`open_socket`. The result has the machine's name instead of a host that means all
+    addresses of the machine, which other machines cannot use.
+    """
+    address, port = listener.getsockname()[:2]
+    name = socket.gethostname() if ipaddress.ip_address(address).is_unspecified else host
+    query = f"?{urlencode({'token': token})}" if token else ""
+    return f"http://[{name}]:{port}/{query}" if ":" in name else f"http://{name}:{port}/{query}"
+
+
 def make_app(state: LiveState, pages: Pages, *, token: str | None) -> Starlette:
     """Return the application.
 

@@ -44,7 +44,7 @@ from sluice.audit.log_folder import s3_client
 from sluice.local.s3 import LocalS3
 from sluice.ui.history import Operation
 from sluice.ui.log_tail import LogTail
-from sluice.ui.server import TOKEN_VARIABLE, find_token
+from sluice.ui.server import TOKEN_VARIABLE, find_token, open_socket, page_address
 from sluice.ui.timeline import timeline
 from tests.support.browser import Browser, running_browser
 from tests.support.prometheus import PrometheusServer, needs_prometheus
@@ -455,6 +455,21 @@ def test_every_other_address_than_this_machine_s_own_gets_a_token() -> None:
     assert len(set(tokens)) == len(tokens)
     assert all(token is not None and len(token) >= 32 for token in tokens)
     assert find_token("127.0.0.1", {TOKEN_VARIABLE: TOKEN}) == find_token("::", {TOKEN_VARIABLE: TOKEN}) == TOKEN
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("localhost", "localhost"),
+        ("0.0.0.0", socket.gethostname()),  # noqa: S104
+    ],
+)
+def test_the_printed_address_is_one_that_browsers_can_open(host: str, name: str) -> None:
+    with open_socket(host, 0) as listener:
+        port = listener.getsockname()[1]
+        assert page_address(host, listener, None) == f"http://{name}:{port}/"
+        assert page_address(host, listener, "a&b") == f"http://{name}:{port}/?token=a%26b"
 
 
 def test_a_short_locked_commit_is_on_the_first_page(lake: Lake, browser: Browser) -> None:
