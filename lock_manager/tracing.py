@@ -42,35 +42,35 @@ class Span:
     Attributes:
         context: Context of OpenTelemetry that contains the span; None for nothing.
         trace_id: Id of the trace, 32 hexadecimal digits; None if the span is not recorded.
+        traceparent: The span's identity as the W3C header ``traceparent``; None if the span is not recorded.
 
     """
 
     def __init__(self, span: trace.Span | None = None, context: Context | None = None) -> None:
         self.trace_id: str | None = None
+        self.traceparent: str | None = None
         self._span = span
         self.context = context
         self._end_lock = _thread.allocate_lock()
         if span is not None and span.is_recording():
-            self.trace_id = f"{span.get_span_context().trace_id:032x}"
-
-    @property
-    def traceparent(self) -> str | None:
-        """The span's identity as the W3C header ``traceparent``; None if the span is not recorded."""
-        if self._span is None or self.trace_id is None:
-            return None
-        identity = self._span.get_span_context()
-        return f"00-{self.trace_id}-{identity.span_id:016x}-{identity.trace_flags:02x}"
+            identity = span.get_span_context()
+            self.trace_id = f"{identity.trace_id:032x}"
+            self.traceparent = f"00-{self.trace_id}-{identity.span_id:016x}-{identity.trace_flags:02x}"
 
     def set(self, attributes: Attributes) -> None:
         """Set attributes."""
-        if self._span is not None and self._span.is_recording():
-            with _errors_logged():
+        if self._span is None:
+            return
+        with _errors_logged():
+            if self._span.is_recording():
                 self._span.set_attributes(_without_none(attributes))
 
     def link(self, traceparents: Iterable[str | None]) -> None:
         """Link the span to other spans, as :attr:`traceparent`; None and malformed texts are left out."""
-        if self._span is not None and self._span.is_recording():
-            with _errors_logged():
+        if self._span is None:
+            return
+        with _errors_logged():
+            if self._span.is_recording():
                 for identity in map(_parse, filter(None, traceparents)):
                     if identity.is_valid:
                         self._span.add_link(identity)
@@ -163,13 +163,17 @@ def parent_of_process() -> Span | None:
 
     The result is None if there is no such variable, or if this thread has a current span.
     """
-    if _tracer() is None or _api("trace").get_current_span().get_span_context().is_valid:
+    if _tracer() is None:
         return None
-    identity = _parse(os.environ.get("TRACEPARENT", ""), os.environ.get("TRACESTATE", ""))
-    if not identity.is_valid:
-        return None
-    parent = _api("trace").NonRecordingSpan(identity)
-    return Span(parent, _api("trace").set_span_in_context(parent))
+    with _errors_logged():
+        if _api("trace").get_current_span().get_span_context().is_valid:
+            return None
+        identity = _parse(os.environ.get("TRACEPARENT", ""), os.environ.get("TRACESTATE", ""))
+        if not identity.is_valid:
+            return None
+        parent = _api("trace").NonRecordingSpan(identity)
+        return Span(parent, _api("trace").set_span_in_context(parent))
+    return None
 
 
 def start_sdk() -> None:

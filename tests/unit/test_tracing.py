@@ -134,6 +134,26 @@ def test_a_provider_that_cannot_be_loaded_ends_no_write(
     assert [record.levelname for record in caplog.records if record.levelno > logging.DEBUG] == ["ERROR"]
 
 
+def test_a_span_that_fails_after_its_start_ends_no_write(
+    spans: RecordedSpans, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a failing span")
+
+    monkeypatch.setattr(tracing, "_logged_errors", set())
+    with tracing.span("append") as span:
+        for method in ("is_recording", "get_span_context", "end"):
+            monkeypatch.setattr(f"opentelemetry.sdk.trace.Span.{method}", fail)
+        span.set({"sluice.rows": 1})
+        span.link([TRACEPARENT])
+        assert tracing.current() is tracing.NO_SPAN
+        assert tracing.parent_of_process() is None
+        assert span.traceparent is not None
+    assert spans.all() == []
+    # Each of the five calls has logged its error, the first one as an error.
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
 def test_an_sdk_that_cannot_be_started_is_logged() -> None:
     program = "from lock_manager import tracing\ntracing.start_sdk()\nprint('goes on')"
     output, errors = output_of(program, OTEL_PROPAGATORS="tracecontext,no_such_propagator")
