@@ -58,9 +58,5 @@ class RecordedSpans:
         return lines
 
 
-def seconds_of(span: ReadableSpan) -> float:
-    return (span.end_time - span.start_time) / 1e9
-
-
 def trace_id_of(span: ReadableSpan) -> str:
     return f"{span.context.trace_id:032x}"
