@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -55,24 +56,37 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def wait_behind(
-    table: TableAtTheGate, make_rival: Callable[..., ZookeeperLockManager], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Callable[[], object]], list[str]]:
-    """Run a write behind another holder of the lock, who releases when the write has waited; return the waits."""
+    table: TableAtTheGate,
+    make_rival: Callable[..., ZookeeperLockManager],
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+) -> Callable[..., list[str]]:
+    """Run a write behind another holder of the lock; return the waits.
 
-    def run(write: Callable[[], object]) -> list[str]:
+    The holder releases when a condition is true, by default after five waits.
+    """
+
+    def run(write: Callable[[], object], until: Callable[[], object] | None = None) -> list[str]:
         reports: list[str] = []
         hold = make_rival(job="nightly").acquire(str(table.path))
         report = waits.WaitReports.report
 
         def record(self: waits.WaitReports, ahead: int | None, holder: Any) -> None:
             report(self, ahead, holder)
-            reports.append(f"{ahead} {holder}")
-            if len(reports) == 5:
-                threading.Thread(target=hold.release).start()
+            if ahead is not None:
+                reports.append(f"{ahead} {holder}")
 
-        with monkeypatch.context() as patch:
+        def release() -> None:
+            try:
+                eventually(until or (lambda: len(reports) >= 5), within=120, label="the wait of the write")
+            finally:
+                hold.release()
+
+        with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
             patch.setattr(waits.WaitReports, "report", record)
+            releasing = pool.submit(release)
             write()
+            releasing.result()
         return reports
 
     return run
@@ -94,7 +108,10 @@ def test_a_terminal_shows_the_wait_with_its_holder(
     files = ", 1 file written" if lock_during == "commit" else ""
     with open_terminal() as terminal:
         with standard_error(terminal.stream):
-            wait_behind(lambda: table.writer.append(rows, lock_during=lock_during))
+            wait_behind(
+                lambda: table.writer.append(rows, lock_during=lock_during),
+                until=lambda: re.search(HOLDER, terminal.text),
+            )
         # In the end nothing of it is left on the screen.
         eventually(lambda: re.search(r"\r +\r$", terminal.text), label="the end of the progress")
     assert re.search(rf"\r\d+ s: waiting for the lock, {HOLDER}{files}: file:{table.path} *\r", terminal.text)
@@ -147,7 +164,7 @@ def test_a_block_shows_its_wait_only(
 
     with open_terminal() as terminal:
         with standard_error(terminal.stream):
-            wait_behind(write)
+            wait_behind(write, until=lambda: re.search(HOLDER, terminal.text))
         eventually(lambda: re.search(r"\r +\rthe block's own output\r\n$", terminal.text), label="the block's output")
     assert re.search(rf"waiting for the lock, {HOLDER}", terminal.text)
 

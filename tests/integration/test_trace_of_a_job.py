@@ -87,8 +87,8 @@ def test_a_commit_of_an_unchanged_program_is_in_the_trace_and_in_the_metrics(
     code, output = machine.run("sluice run --zookeeper 127.0.0.1:2181 job.py lake/numbers")
     assert code == 3, output
     # The agent may end after the program.
-    eventually(lambda: collector.named("commit"), label="the span of the commit")
-    eventually(lambda: "sluice_lock_hold_seconds" in collector.metrics, label="the metrics of the agent")
+    eventually(lambda: collector.named("commit"), within=120, label="the span of the commit")
+    eventually(lambda: "sluice_lock_hold_seconds" in collector.metrics, within=120, label="the metrics of the agent")
     (root,) = collector.named("commit")
     assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE_ID, PARENT_ID)
     assert collector.children(root.span_id) == ["queue", "hold"]

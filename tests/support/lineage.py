@@ -15,9 +15,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 from referencing import Registry, Resource
 
+from writer_jobs.lineage import sender
 from writer_jobs.lineage.sender import PROCESS_SENDER
 
 SCHEMAS = Path(__file__).parents[1] / "data" / "openlineage"
@@ -64,7 +66,10 @@ class EventFile:
 
     def read(self) -> list[Event]:
         """Wait until the events are sent, check them, and return them."""
-        PROCESS_SENDER.reset()
+        with pytest.MonkeyPatch.context() as patch:
+            # The first event of a process imports the library.
+            patch.setattr(sender, "CLOSE_SECONDS", 60)
+            PROCESS_SENDER.reset()
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         events: list[Event] = [json.loads(line) for line in lines]
         for event in events:
