@@ -80,9 +80,9 @@ class Kdc:
         """Give a principal a new key, which its keytab does not have."""
         self._administer(f"cpw -randkey {principal}")
 
-    def log_in(self, principal: str, keytab: Path) -> None:
+    def log_in(self, principal: str, keytab: Path, ticket_seconds: int = 3600) -> None:
         """Put a ticket into the ticket cache."""
-        self._run("kinit", "-k", "-t", str(keytab), principal)
+        self._run("kinit", "-l", f"{ticket_seconds}s", "-k", "-t", str(keytab), principal)
 
     def issue_times(self, principal: str) -> list[int]:
         """Return when the KDC issued each initial ticket of a principal, in seconds since the epoch."""
