@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lock_manager.table_records.commit_stamp import batch_of
 from tests.support.avro_messages import running_registry
 from tests.support.event_forms import COLUMNS, WIRE_FORMS, ShuffledEvents
 from tests.support.kafka import Kafka, kafka_server
@@ -73,13 +74,23 @@ class TopicJob:
         self._record(job)
 
     def kill_between_commits(self) -> None:
-        """Run the job until a batch has committed its tombstones, and kill it before the batch is in the table."""
+        """Run the job and kill it when a batch has committed its tombstones, until the table lacks such a batch."""
+        while not self._kill_after_tombstones() - batches(self.table):
+            pass
+
+    def _kill_after_tombstones(self) -> set[str]:
+        """Run the job until a batch has committed its tombstones, and kill it; return the ids of such batches."""
+        earlier_batches = batches(self.tombstones)
         job = self.start("1 second")
-        self.eventually(lambda: any(line["event"] == "holding" for line in job.events), within=600, label="the lock")
-        count = len(versions(self.tombstones))
-        self.eventually(lambda: len(versions(self.tombstones)) > count, within=600, label="the tombstones")
+        self.eventually(
+            lambda: job.process.poll() is not None or batches(self.tombstones) > earlier_batches,
+            within=1200,
+            label="the tombstones",
+        )
+        assert job.process.poll() is None, job.error
         job.kill()
         self._record(job)
+        return batches(self.tombstones) - earlier_batches
 
     def finish(self, seconds: float = 300) -> None:
         """Run the job to the end of the topic, which it has to reach within a time."""
@@ -115,6 +126,11 @@ def versions(table: Path) -> list[Path]:
 def actions(table: Path) -> Iterator[dict[str, Any]]:
     for file in versions(table):
         yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
+
+
+def batches(table: Path) -> set[str]:
+    """Return the ids of the batches of changes whose commits are in the log."""
+    return {batch for action in actions(table) if (batch := batch_of(action.get("commitInfo", {}))) is not None}
 
 
 def transactions(table: Path) -> list[tuple[str, int]]:
