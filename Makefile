@@ -23,7 +23,7 @@ unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all quick lint types format check test-s3 matrix soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-kafka bench-changes bench-late-rows bench-snapshots bench-maintenance bench-lock bench-scale bench-platforms bench-ui bench-tracing dist lock clean
+.PHONY: help setup demo test test-all quick lint types format check test-s3 matrix soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-kafka bench-changes bench-late-rows bench-snapshots bench-maintenance bench-coordinators bench-lock bench-scale bench-platforms bench-ui bench-tracing dist lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
