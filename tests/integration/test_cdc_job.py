@@ -141,7 +141,7 @@ def test_a_stream_of_debezium_messages_updates_the_table(
     assert [origin for origin, _ in letters] == ["t/0/2", "t/0/5"]
 
 
-@pytest.mark.soak
+@pytest.mark.full
 def test_an_input_without_applied_changes_exits_with_8(
     cdc: Callable[..., Any], mapping: Path, table: Path, tmp_path: Path
 ) -> None:

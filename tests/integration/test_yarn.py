@@ -38,7 +38,7 @@ pytestmark = [
 Row = tuple[int, str]
 PYTHON = Path(sys.base_prefix) / "bin" / "python3"
 WRITERS = 5
-soak = partial(pytest.param, marks=pytest.mark.soak)
+full, soak = (partial(pytest.param, marks=mark) for mark in (pytest.mark.full, pytest.mark.soak))
 DO_NOT_WAIT = {"spark.yarn.submit.waitAppCompletion": "false"}
 
 
@@ -204,7 +204,7 @@ def test_an_append_in_cluster_mode_needs_nothing_on_the_node(jobs: Jobs) -> None
 @pytest.mark.parametrize(
     ("deploy_mode", "conf", "arguments", "submit_code", "code", "message"),
     [
-        pytest.param("cluster", {}, ["--commits", "0"], 1, 2, "'0' is not a whole number", marks=pytest.mark.full),
+        full("cluster", {}, ["--commits", "0"], 1, 2, "'0' is not a whole number"),
         soak("cluster", DO_NOT_WAIT, ["--commits", "0"], 0, 2, "'0' is not a whole number"),
         soak("cluster", {}, ["--format", "json"], 1, 5, "which is not one JSON object"),
         soak("client", {}, ["--format", "json"], 5, 5, "which is not one JSON object"),
@@ -229,10 +229,10 @@ def test_the_report_has_the_exit_code_of_a_failed_job(
 @pytest.mark.parametrize(
     ("attempts", "arguments", "expected"),
     [
-        soak(1, (), "a part"),
+        full(1, (), "a part"),
         soak(2, ("--run-id", "r"), "all once"),
         # The negative control: an attempt that our arguments do not allow.
-        soak(2, (), "a part twice"),
+        full(2, (), "a part twice"),
     ],
     ids=["our arguments", "attempts of a run", "negative control"],
 )
@@ -263,7 +263,7 @@ def test_a_killed_driver_adds_no_row_twice(
     assert jobs.report("job")["exit_code"] == (None if attempts == 1 else 0)
 
 
-@pytest.mark.soak
+@pytest.mark.full
 def test_a_killed_application_commits_nothing_and_frees_its_lock(
     jobs: Jobs, make_rival: Callable[..., RivalManager]
 ) -> None:
