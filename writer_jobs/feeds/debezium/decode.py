@@ -87,6 +87,8 @@ def decode(
       lacks from the values. Without schemas, a message is a dead letter if the JSON type of a value does not match the
       column: a string for a number, or a number for a boolean. Two kinds of strings are exceptions: a text with a
       decimal point for a decimal column, and ``NaN``, ``Infinity`` or ``-Infinity`` for a float or double column.
+      An object with the fields ``scale`` and ``value``, and no others, is a number of the mode ``precise``
+      (``VariableScaleDecimal``) for a column of decimals, whole numbers or text, and for a new column.
       Messages of one batch may have different schemas: the batch has the columns of all schemas, and types that hold
       the values of all. Types without a common type are refused, because then the source has changed, and no single
       message is wrong.

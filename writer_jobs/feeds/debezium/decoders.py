@@ -50,7 +50,8 @@ def column_decoder(
 
     ``inferred_type`` is the type that Spark infers from the values. The decoder's type has the fields of the column
     and, except in maps, of the values. Its decimals have the digits of both, unless the type of the column is fixed.
-    Numbers do not become timestamps, because only a schema states their unit.
+    Objects with the fields of ``VariableScaleDecimal`` become numbers or their text. Numbers do not become timestamps,
+    because only a schema states their unit.
     """
     if isinstance(data_type, T.StructType):
         return _struct_column_decoder(
@@ -66,7 +67,16 @@ def column_decoder(
         return _map(column_decoder(data_type.valueType))
     if not is_fixed and (wider := _wider_decimal(data_type, inferred_type)) is not None:
         return Decoder(wider)
-    return Decoder(data_type, _WITHOUT_SCHEMA.get(type(data_type), "plain"))
+    return Decoder(data_type, _encoding_without_schema(data_type, inferred_type))
+
+
+def _encoding_without_schema(data_type: T.DataType, inferred_type: T.DataType | None) -> str:
+    if isinstance(data_type, (T.StringType, T.DecimalType, *DIGITS)):
+        if inferred_type == _VARIABLE_DECIMAL:
+            return "variable"
+        if isinstance(inferred_type, T.VariantType):
+            return "mixed"
+    return _WITHOUT_SCHEMA.get(type(data_type), "plain")
 
 
 def _struct_column_decoder(data_type: T.StructType, inferred_type: T.StructType) -> Decoder:
@@ -110,6 +120,9 @@ def inferred_decoder(data_type: T.DataType) -> Decoder | None:
     if isinstance(data_type, T.DecimalType) and data_type.precision <= DOUBLE_DIGITS:
         # JSON writes doubles with a point, and Spark infers a decimal for them.
         return Decoder(T.DoubleType())
+    if data_type == _VARIABLE_DECIMAL:
+        # No other struct that Debezium writes has these fields.
+        return Decoder(T.StringType(), "variable")
     if isinstance(data_type, T.StructType):
         parts = ((field.name, inferred_decoder(field.dataType)) for field in data_type)
         fields = [(name, part) for name, part in parts if part is not None]
@@ -118,7 +131,7 @@ def inferred_decoder(data_type: T.DataType) -> Decoder | None:
     if isinstance(data_type, T.ArrayType):
         return _array(inferred_decoder(data_type.elementType) or Decoder(T.StringType()))
     # Values of several types become their text.
-    return Decoder(T.StringType()) if isinstance(data_type, T.VariantType) else Decoder(data_type)
+    return Decoder(T.StringType(), "mixed") if isinstance(data_type, T.VariantType) else Decoder(data_type)
 
 
 def common_type(data_types: list[T.DataType], column: T.DataType | None) -> T.DataType | None:
@@ -187,6 +200,9 @@ _SEMANTIC: Mapping[str, Decoder] = {
     f"{CONNECT}Time": Decoder(T.LongType()),
     "io.debezium.data.VariableScaleDecimal": Decoder(T.StringType(), "variable"),
 }
+
+#: Type that Spark infers for Debezium's ``VariableScaleDecimal`` without a schema.
+_VARIABLE_DECIMAL = T.StructType([T.StructField("scale", T.LongType()), T.StructField("value", T.StringType())])
 
 #: Encodings of values without a schema, by the type of the column; other simple types are encoded as ``plain``.
 _WITHOUT_SCHEMA: Mapping[type[T.DataType], str] = {

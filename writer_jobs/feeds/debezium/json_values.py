@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql import types as T  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, exact_cast, has_exact_cast
+from writer_jobs.delta.type_differences import DIGITS
 from writer_jobs.feeds.debezium.infinity import TIME_ENCODINGS, Infinity, infinity_sign, largest_value
 from writer_jobs.feeds.message_values import (
     compute_once,
@@ -30,6 +31,10 @@ from writer_jobs.feeds.unscaled_decimals import LONG_DIGITS, cast_decimal, decim
 _EPOCH = "1970-01-01"
 _ZONED = r"[T ]\d.*(Z|[+-]\d{2}(:?\d{2}){0,2})\z"
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+# Type of a VariableScaleDecimal in JSON, as Spark writes it.
+_VARIABLE_DECIMAL = "OBJECT<scale: BIGINT, value: STRING>"
+# PostgreSQL's largest scale. Oracle's scales are -84 to 127.
+_LARGEST_SCALE = 16_383
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,8 @@ class Decoder:
         if isinstance(data_type, T.StringType) and self.encoding in ("zoned", "local"):
             return Decoder(data_type)
         if isinstance(data_type, T.DecimalType) and self.encoding in ("unscaled", "variable"):
+            return replace(self, type=data_type)
+        if isinstance(data_type, tuple(DIGITS)) and self.encoding == "variable":
             return replace(self, type=data_type)
         return self.with_times_of(data_type)
 
@@ -206,7 +213,8 @@ def _plain(decoder: Decoder, value: Column) -> Column:
 def _decimal_string(value: Column) -> Column:
     """Return the text of a decimal in a JSON string (``decimal.handling.mode=string``).
 
-    The text must have a decimal point: without one it can be the base64 of ``decimal.handling.mode=precise``.
+    The text must have a decimal point: without one it can be the base64 of ``decimal.handling.mode=precise``. The text
+    ``1999`` is the base64 of the number -2629763.
     """
     text = _string_text(value)
     return F.when(text.contains("."), text)
@@ -264,18 +272,25 @@ def _unscaled(decoder: Decoder, value: Column) -> Column:
             compute_once(number, lambda decimal: cast_decimal(decimal, data_type)),
             exact_cast(_number_text(value), data_type),
         )
-    return _cast_text(data_type, F.coalesce(decimal_text(unscaled_value, F.lit(decoder.scale)), _number_text(value)))
+    return exact_cast(F.coalesce(decimal_text(unscaled_value, F.lit(decoder.scale)), _number_text(value)), data_type)
 
 
 def _variable(decoder: Decoder, value: Column) -> Column:
     unscaled_value = F.try_to_binary(F.try_variant_get(value, variant_path("value"), "string"), F.lit("base64"))
-    return _cast_text(
-        decoder.type, decimal_text(unscaled_value, F.try_variant_get(value, variant_path("scale"), "int"))
-    )
+    scale = F.try_variant_get(value, variant_path("scale"), "int")
+    fits = _is_variable_decimal(value) & scale.between(-_LARGEST_SCALE, _LARGEST_SCALE)
+    text = F.when(fits, decimal_text(unscaled_value, scale))
+    return compute_once(text, lambda number: exact_cast(number, decoder.type))
 
 
-def _cast_text(data_type: T.DataType, text: Column) -> Column:
-    return exact_cast(text, data_type) if isinstance(data_type, T.DecimalType) else text
+def _mixed(decoder: Decoder, value: Column) -> Column:
+    """Decode a value of a column without a schema whose values have several JSON types."""
+    return F.when(_is_variable_decimal(value), _variable(decoder, value)).otherwise(_plain(decoder, value))
+
+
+def _is_variable_decimal(value: Column) -> Column:
+    """Return whether a value is an object with the fields of a ``VariableScaleDecimal``, and no others."""
+    return F.schema_of_variant(value) == _VARIABLE_DECIMAL
 
 
 def _struct(decoder: Decoder, value: Column) -> Column:
@@ -328,6 +343,7 @@ _DECODERS: Mapping[str, Callable[[Decoder, Column], Column]] = {
     "local": _local,
     "unscaled": _unscaled,
     "variable": _variable,
+    "mixed": _mixed,
     "variant": lambda _, value: value,
     "absent": lambda decoder, _: F.lit(None).cast(decoder.type),
     "struct": _struct,

@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import DataType, StringType, StructField, StructType
+from pyspark.sql.types import DataType, NumericType, StringType, StructField, StructType
 
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import FeedError
@@ -27,6 +27,9 @@ from writer_jobs.feeds.debezium.flattened import is_metadata
 from writer_jobs.feeds.debezium.infinity import Infinity
 from writer_jobs.feeds.debezium.json_values import Decoder
 from writer_jobs.feeds.message_values import member, object_fields, variant_path
+
+# A JSON string that is base64, or a number without a decimal point.
+_BASE64_OR_NUMBER = r'^"[-A-Za-z0-9+/=]+"\z'
 
 #: The decoders of one column, each with the numbers of the groups that use it.
 ColumnDecoders = dict[Decoder, list[int]]
@@ -218,6 +221,13 @@ class RowColumns:
         if self._infinity != "dead-letter":
             return F.expr("false")
         return self._for_group(name, lambda decoder: decoder.is_infinite(text))
+
+    def is_ambiguous_number(self, name: str, text: Column) -> Column:
+        """Return whether a text without a schema, for a column of numbers, is base64 or a number without a point."""
+        groups = [number for number, group in enumerate(self.groups) if group.schema is None]
+        if not groups or not isinstance(self.types[name], NumericType):
+            return F.expr("false")
+        return F.col("group").isin(*groups) & text.rlike(_BASE64_OR_NUMBER)
 
     def decode(self, name: str, text: Column) -> Column:
         """Decode a column's text; null if it does not fit the column's type."""

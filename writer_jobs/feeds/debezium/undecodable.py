@@ -20,6 +20,10 @@ from writer_jobs.feeds.message_values import variant_path
 
 #: The default of ``unavailable.value.placeholder``, which Debezium writes for a value that it did not receive.
 UNAVAILABLE = "__debezium_unavailable_value"
+_AMBIGUOUS_NUMBER = (
+    ": a text without a decimal point can be a number in base64 (decimal.handling.mode=precise), and is not read; use "
+    "schemas.enable=true in the connector's JSON converter, or decimal.handling.mode=double"
+)
 
 
 def unnamed_fields_reason(groups: Iterable[SchemaGroup]) -> Column:
@@ -83,8 +87,9 @@ def undecodable_reason(
             is_misfit & columns.is_refused_infinity(name, text),
             f"the value of the column {name} is infinity, which Delta does not have: use --infinity largest, or null",
         )
-        data_type = columns.types[name].simpleString()
-        reason = reason.when(is_misfit, f"the value of the column {name} does not fit {data_type}")
+        misfit = f"the value of the column {name} does not fit {columns.types[name].simpleString()}"
+        reason = reason.when(is_misfit & columns.is_ambiguous_number(name, text), f"{misfit}{_AMBIGUOUS_NUMBER}")
+        reason = reason.when(is_misfit, misfit)
     return reason.when(is_unordered(order_type), "its position is unknown: a field of the sequence is missing or null")
 
 
