@@ -39,7 +39,12 @@ COLUMNS: dict[str, tuple[str | None, str, tuple[Any, ...] | list[Any], list[Any]
         (number(7), number(71, 1), number(2**31), number(1, 40_000), {"scale": 0, "value": ""}),
         [7, *(DEAD,) * 4],
     ),
-    "long": (None, "string", (number(10**38 - 1), number(10**38), {"scale": 0, "value": "?"}), ["9" * 38, DEAD, DEAD]),
+    "long": (
+        None,
+        "string",
+        (number(10**38 - 1), number(1 - 10**38), number(10**38), number(-(10**38)), {"scale": 0, "value": "?"}),
+        ["9" * 38, "-" + "9" * 38, DEAD, DEAD, DEAD],
+    ),
     "list": (None, "array<string>", ([number(7), None, number(15, 1)],), [["7", None, "1.5"]]),
     # Modes of several connectors in one batch.
     "mixed_new": (None, "string", MIXED, ["1.50", "2.25", "3"]),

@@ -20,6 +20,7 @@ _MOST_BYTES = 16
 _WORD_DIGITS = 8
 _SHIFT = 1 << 32
 _INTEGER = DecimalType(MOST_DIGITS, 0)
+_LARGEST = Decimal(10**MOST_DIGITS - 1)
 
 
 def long_decimal(unscaled_value: Column, scale: int) -> Column:
@@ -59,17 +60,20 @@ def _integer(hex_digits: Column) -> Column:
         F.conv(F.substring(padded_digits, 1 + _WORD_DIGITS * index, _WORD_DIGITS), 16, 10).cast(_INTEGER)
         for index in range(4)
     ]
-    high_word = words[0] - F.when(is_negative, F.lit(_SHIFT)).otherwise(0).cast(_INTEGER)
-    return reduce(
+    # A negative number n is computed as -1 - (-n - 1), because its first words alone can have more than 38 digits.
+    words = [F.when(is_negative, F.lit(_SHIFT - 1).cast(_INTEGER) - word).otherwise(word) for word in words]
+    total = reduce(
         lambda total, word: F.try_add(F.try_multiply(total, F.lit(_SHIFT).cast("decimal(11,0)")).cast(_INTEGER), word),
-        words[1:],
-        high_word,
+        words,
     )
+    negative_number = F.lit(-1).cast(_INTEGER) - F.nullif(total, F.lit(_LARGEST).cast(_INTEGER))
+    return F.when(is_negative, negative_number).otherwise(total)
 
 
 def _digits(number: Column, scale: Column) -> Column:
     """Return the digits of a number with a scale, with at least one digit before the point."""
-    digits = F.concat(F.abs(number).cast("string"), F.repeat(F.lit("0"), -scale))
+    # Spark's abs and unary minus round a decimal to 34 digits.
+    digits = F.concat(F.regexp_replace(number.cast("string"), "^-", ""), F.repeat(F.lit("0"), -scale))
     return F.lpad(digits, F.greatest(F.length(digits), scale + 1), F.lit("0"))
 
 
