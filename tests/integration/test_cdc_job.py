@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.integration.test_debezium import INT, MICROS, TEXT, ZONED, envelope_schema, struct
 from tests.support.deliveries import Killed, kill_process, shuffled_batches
 from tests.support.error_line import error_line
 from tests.support.hbase_model import SCHEMA, Cell, histories, values_in_hbase
@@ -141,6 +143,24 @@ def test_a_stream_of_debezium_messages_updates_the_table(
     assert [origin for origin, _ in letters] == ["t/0/2", "t/0/5"]
 
 
+def test_options_for_events_are_applied(
+    cdc: Callable[..., Any], table: Path, tmp_path: Path, spark: SparkSession
+) -> None:
+    schema = envelope_schema(struct(id=INT, ends=ZONED, begins=MICROS, note=TEXT))
+    row = {"id": 1, "ends": "infinity", "begins": 0, "note": "long"}
+    messages = [event("c", 1, None, row), event("u", 2, None, {**row, "begins": 1, "note": "absent"})]
+    lines = [{**message, "value": {"schema": schema, "payload": message["value"]}} for message in messages]
+    source = json_lines(tmp_path / "source" / "events.json", lines)
+    options = ("--infinity", "largest", "--local-times", "--unavailable-value", "absent")
+    outcome = cdc("debezium", "--source", source, *options)
+    assert (outcome.code, outcome.lines[-1]["dead_letters"]) == (0, 0), outcome.error
+    rows = spark.read.format("delta").load(str(table))
+    assert (dict(rows.dtypes)["begins"], dict(rows.dtypes)["ends"]) == ("timestamp_ntz", "timestamp")
+    (stored,) = rows.collect()
+    local_time = datetime(1970, 1, 1, microsecond=1)  # noqa: DTZ001 (without a zone)
+    assert (stored["note"], stored["begins"], stored["ends"].year) == ("long", local_time, 9999)
+
+
 @pytest.mark.full
 def test_an_input_without_applied_changes_exits_with_8(
     cdc: Callable[..., Any], mapping: Path, table: Path, tmp_path: Path
@@ -207,10 +227,20 @@ def test_missing_local_sources_and_mappings_are_refused(mapping: Path, tmp_path:
 
 HBASE = ("--mapping", "{mapping}", "--source", "{cells}")
 CHECKPOINT_IN_THE_TABLE = ("--source", "{folder}", "--trigger", "available-now", "--checkpoint", "{table}/notes")
+OF_EVENTS = "are for Debezium's events"
 BAD: list[tuple[str, tuple[str, ...], int, str]] = [
     ("hbase", ("--source", "{cells}"), 2, "--mapping"),
     ("hbase", (*HBASE, "--keys", "id"), 2, "--keys"),
     ("hbase", (*HBASE, "--source-table", "a"), 2, "--source-table"),
+    ("hbase", (*HBASE, "--schema-registry", "http://127.0.0.1:1"), 2, OF_EVENTS),
+    ("hbase", (*HBASE, "--sequence-by", "ts_ms"), 2, OF_EVENTS),
+    ("hbase", (*HBASE, "--unavailable-value", "absent"), 2, OF_EVENTS),
+    ("hbase", (*HBASE, "--infinity", "largest"), 2, OF_EVENTS),
+    ("hbase", (*HBASE, "--local-times"), 2, OF_EVENTS),
+    ("hbase", (*HBASE, "--on-truncate", "delete"), 2, OF_EVENTS),
+    ("hbase", (*HBASE, "--scd-type", "2"), 2, OF_EVENTS),
+    ("debezium", (*HBASE,), 2, "--mapping"),
+    ("debezium", ("--source", "{cells}", "--infinity", "never"), 2, "--infinity"),
     ("hbase", ("--mapping", "{mapping}"), 2, "--source"),
     ("hbase", ("--mapping", "/nowhere.json", "--source", "{cells}"), 2, "does not exist"),
     ("hbase", ("--mapping", "{cells}", "--source", "{cells}"), 2, "unknown fields: family, row"),
