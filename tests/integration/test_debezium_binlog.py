@@ -59,6 +59,19 @@ def test_changes_of_a_compressed_transaction_are_ordered(
 
 
 @pytest.mark.full
+def test_offsets_order_changes_whose_numbers_begin_again(spark: SparkSession) -> None:
+    """In DBZ-5127, a connector that is restarted in a transaction begins its numbers again."""
+    # The negative control: a file gives no offsets, so the numbers order its events.
+    for origin, newest in ((IN_TOPIC, LATER), (IN_FILE, EARLIER)):
+        messages = [
+            change(number, has_total_order=False, origin=origin, transaction={"id": "t", "total_order": place})
+            for number, place in ((EARLIER, 2), (LATER, 1))
+        ]
+        with decode(frame(spark, messages), table=None) as batch:
+            assert max(batch.changes.collect(), key=lambda row: row[ORDER])["n"] == newest
+
+
+@pytest.mark.full
 def test_a_file_gives_no_place_in_a_topic(spark: SparkSession) -> None:
     rivals = [change(number, has_total_order=False, origin=IN_FILE, row=0) for number in (EARLIER, LATER)]
     with decode(frame(spark, rivals), table=None) as batch:
