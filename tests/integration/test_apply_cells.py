@@ -311,6 +311,8 @@ BYTES: dict[str, list[tuple[bytes, Any]]] = {
     "decimal(38,2)": [
         (struct.pack(">i", 2) + (10**37).to_bytes(16), Decimal(10**35)),
         (struct.pack(">i", 0) + (-(10**20)).to_bytes(9, signed=True), Decimal(-(10**20))),
+        (struct.pack(">i", 2) + (1 - 10**38).to_bytes(16, signed=True), Decimal("-" + "9" * 36 + ".99")),
+        (struct.pack(">i", 2) + (-(10**38)).to_bytes(16, signed=True), None),
         (struct.pack(">i", 1) + (10**37).to_bytes(16), None),
         (struct.pack(">i", 2) + b"\x01" * 17, None),
         (struct.pack(">i", 2), None),

@@ -143,6 +143,7 @@ def test_a_stream_of_debezium_messages_updates_the_table(
     assert [origin for origin, _ in letters] == ["t/0/2", "t/0/5"]
 
 
+@pytest.mark.full
 def test_options_for_events_are_applied(
     cdc: Callable[..., Any], table: Path, tmp_path: Path, spark: SparkSession
 ) -> None:
