@@ -263,7 +263,7 @@ def test_a_killed_driver_adds_no_row_twice(
     assert jobs.report("job")["exit_code"] == (None if attempts == 1 else 0)
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_killed_application_commits_nothing_and_frees_its_lock(
     jobs: Jobs, make_rival: Callable[..., RivalManager]
 ) -> None:
