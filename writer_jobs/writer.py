@@ -288,8 +288,9 @@ class LockedDeltaWriter:
 
         With ``lock="partitions"`` the condition must confine the merge to partitions, by equalities of the table's
         first partition columns with expressions on the source (``t.day = s.day``). The source is read once more for
-        their values, and every read must return the same rows. With a list of partitions, rows of other partitions are
-        neither matched nor changed.
+        their values, and again under the lock if there is a clause ``whenNotMatchedBySource``; every read must return
+        the same rows. With a list of partitions, rows of other partitions are neither matched nor changed, and the
+        merge is refused if it would add rows there.
 
         Args:
             source: The rows to merge.

@@ -15,6 +15,7 @@ from lock_manager.events import Event, emit
 from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.intents import NO_VERSION, Intent, version_to_fill
 from lock_manager.partitions import PartitionSchema, format_partitions, smallest_cover
+from lock_manager.scope import TableScope
 from lock_manager.table_records.commit_stamp import stamp_of
 
 #: Suffix of the name of a ticket or block that locks only partitions. It makes the log store send the footprint of each
@@ -49,7 +50,9 @@ class GuardedBlock:
     Args:
         metadata: Further fields of the stamp of each commit (JSON values).
         table: Canonical URI; by default the only table of the hold.
-        schema: Partition columns of the table, if the hold locks partitions.
+        schema: Partition columns of the table, if the block is confined to partitions.
+        scope: The part of the table to which commits are confined; by default the part that is held. It may be smaller
+            than that, because many partitions are locked as one table, and because blocks may be nested.
         fills: For the block of an empty commit: ids of the holds whose unfinished intents it fills.
 
     Attributes:
@@ -68,6 +71,7 @@ class GuardedBlock:
         *,
         table: str | None = None,
         schema: PartitionSchema | None = None,
+        scope: TableScope | None = None,
         fills: Collection[str] | None = None,
     ) -> None:
         self.hold = hold
@@ -79,6 +83,7 @@ class GuardedBlock:
         self.refusal: SluiceError | None = None
         self.has_new_metadata = False
         self.span = tracing.current()
+        self._scope = scope
         self._read_version: int | None = None
         self._fills = fills
         self._attempts: dict[str, tuple[WriteAttempt, bool]] = {}
@@ -86,8 +91,9 @@ class GuardedBlock:
 
     @property
     def name(self) -> str:
-        """Name to which threads are bound: the block's id, with a suffix if the hold locks partitions."""
-        has_partitions = any(scope.partitions is not None for scope in self.hold.scope.values())
+        """Name to which threads are bound: the block's id, with a suffix if it is confined to partitions."""
+        scopes = [*self.hold.scope.values(), *filter(None, [self._scope])]
+        has_partitions = any(scope.partitions is not None for scope in scopes)
         return self.block_id + PARTITIONS_SUFFIX if has_partitions else self.block_id
 
     def for_empty_commit(self, fills: Collection[str]) -> GuardedBlock:
@@ -169,15 +175,19 @@ class GuardedBlock:
                 raise VersionTakenError(resource=self.table, hold_id=self.hold.hold_id, version=number)
 
     def check_footprint(self, footprint: Mapping[str, Any]) -> None:
-        """Raise if partitions are locked and a commit touches others. ``CommitBody.java`` describes the footprint.
+        """Raise if a commit touches more than the part of the table to which the block is confined.
+
+        ``CommitBody.java`` describes the footprint.
 
         Raises:
             LockNotHeldError: The commit touches other partitions or the whole table.
 
         """
-        table, scope = self.table, self.hold.scope[self.table]
+        table, held_scope = self.table, self.hold.scope[self.table]
+        scope = self._scope or held_scope
         if scope.partitions is None:
             return
+        limit = f"only {scope} is held" if held_scope.partitions is not None else f"its write is confined to {scope}"
         table_actions = [name for name in footprint.get("actions", ()) if name not in ALLOWED_TABLE_ACTIONS]
         if table_actions or footprint.get("unplaced", True) or self.schema is None:
             if table_actions:
@@ -187,17 +197,17 @@ class GuardedBlock:
             else:
                 reason = "a file has no partition values, or the commit cannot be parsed"
             raise LockNotHeldError(
-                f"a commit to {table} needs the lock on the whole table ({reason}), but only {scope} is held",
+                f"a commit to {table} needs the lock on the whole table ({reason}), but {limit}",
                 resource=table,
             )
         try:
             partitions = smallest_cover(map(self.schema.partition_of_file, footprint["partitions"]))
         except ResourceError as error:
-            message = f"a commit to {table} was refused: {error}; only {scope} is held"
+            message = f"a commit to {table} was refused: {error}; {limit}"
             raise LockNotHeldError(message, resource=table) from error
         if unlocked_partitions := [partition for partition in partitions if not scope.contains([partition])]:
             names = format_partitions(unlocked_partitions)
-            raise LockNotHeldError(f"the commit to {table} touches {names}, but only {scope} is held", resource=table)
+            raise LockNotHeldError(f"the commit to {table} touches {names}, but {limit}", resource=table)
 
     def settle(self, reports: Iterable[Mapping[str, Any]]) -> bool:
         """Settle the puts whose outcome is definite in the log store's reports (``Attempts.java``).

@@ -105,11 +105,12 @@ def staging_obstacle(commit: StagedCommit, *, appends: bool) -> str | None:
 class Ticket:
     """The ticket of one write, whose commit waits in the log store until the lock is held.
 
-    The lock is on the table or, with ``of_partitions``, on partitions of it only. ``on_change`` is called in other
+    The commit is confined to partitions with ``of_partitions``. ``on_change`` is called in other
     threads when a commit arrives or a put is stored. It must return quickly.
 
     Attributes:
-        name: Name to which the thread that writes is bound: the write id, with a suffix if the lock is on partitions.
+        name: Name to which the thread that writes is bound: the write id, with a suffix if the commit is confined to
+            partitions.
         table: Canonical URI.
         attempt: Attempt to which the commit belongs.
         appends: Whether the write is an append; see :func:`staging_obstacle`.

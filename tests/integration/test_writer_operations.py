@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from pyspark.sql import Column
 from pyspark.sql.functions import col
 
 from lock_manager import Hold, LockNotHeldError, TableResource, ZookeeperLockManager
@@ -19,9 +20,10 @@ from lock_manager.partitions import MAX_PARTITIONS
 from sluice.audit.verify import verify_table
 from tests.support.at_the_gate import TableAtTheGate, commit_info
 from tests.support.spark_settings import spark_settings
-from writer_jobs import CommitResult, GuardMissingError, LockedDeltaWriter, TableError
+from writer_jobs import CommitResult, GuardMissingError, LockedDeltaWriter, TableError, locked
 from writer_jobs.commit.driver_guard import GUARD
 from writer_jobs.commit.lock_target import LockTarget
+from writer_jobs.commit.options import LockDuring
 
 pytestmark = pytest.mark.spark
 
@@ -276,14 +278,38 @@ def test_negative_control_delta_reads_all_partitions_for_unmatched_rows(
 
 
 def test_a_merge_locks_the_partitions_of_the_unmatched_rows_that_it_changes(table: Table) -> None:
-    def nodes_of(condition: str | None) -> list[str]:
+    def nodes_of(condition: str | Column | None) -> list[str]:
         merge = table.writer.merge(table.frame((2, 1)).alias("s"), "t.y = s.y AND t.id = s.id", alias="t")
         merge.whenMatchedDelete().whenNotMatchedBySourceDelete(condition)
         return nodes_held_for(lambda stop: merge.execute(lock="partitions", before_write=stop))
 
+    assert nodes_of(col("t.id") == 3) == ["", "/y=1", "/y=2"]
     assert nodes_of("t.id = 3 OR t.y IS NULL") == ["", "/y=1", "/y=2", "/y=__HIVE_DEFAULT_PARTITION__"]
     assert nodes_of("t.id = 77") == ["", "/y=1"]
     assert nodes_of(None) == [""]
+
+
+@pytest.mark.parametrize(
+    "lock", ["block", pytest.param("write", marks=pytest.mark.full), pytest.param("commit", marks=pytest.mark.full)]
+)
+def test_a_merge_adds_no_rows_outside_the_listed_partitions_under_a_wider_lock(
+    table: Table, manager: ZookeeperLockManager, lock: Literal["block", "write", "commit"]
+) -> None:
+    """A row whose match lies outside the list does not match, so Delta would add it to the table again.
+
+    The lock is wider than the list in a block that holds the table, and if there are too many partitions to lock.
+    """
+    merge = table.writer.merge(table.frame((3, 2), (7, 1)).alias("s"), "t.id = s.id", alias="t")
+    merge.whenMatchedUpdateAll().whenNotMatchedInsertAll()
+    with locked(table.spark, str(table.path), manager=manager) if lock == "block" else nullcontext():
+        partitions = [1] if lock == "block" else [1, *range(10, 10 + MAX_PARTITIONS)]
+        lists = [[{"y": value} for value in values] for values in (partitions, [*partitions, 2])]
+        during: LockDuring = "commit" if lock == "commit" else "write"
+        with pytest.raises(LockNotHeldError, match=r"touches y=2, but its write is confined to .* \[y=1"):
+            merge.execute(lock=lists[0], lock_during=during)
+        assert table.rows() == sorted([(1, 1), (2, 1), *OTHER_ROWS])
+        assert merge.execute(lock=lists[1], lock_during=during).version == 1
+    assert table.rows() == sorted([(1, 1), (2, 1), (7, 1), *OTHER_ROWS])
 
 
 @pytest.mark.full

@@ -56,7 +56,7 @@ class StagedWrite:
             execution.context.table,
             execution.new_attempt(),
             execution.wake,
-            of_partitions=target.scope.partitions is not None,
+            of_partitions=target.partitions is not None,
             appends=execution.operation.rows is not None,
         )
         self._cancellation = Cancellation()
@@ -121,7 +121,7 @@ class StagedWrite:
         # The transaction began with a version that the driver had loaded, so it knows that version or a newer one.
         if not context.log.known_snapshot().has_same_partitioning(self._snapshot):
             raise NotStagedError(f"{context.table} has other partition columns by now")
-        offer = None if before_write is not None or target.scope.partitions is not None else self._offered.make_offer()
+        offer = None if before_write is not None or target.partitions is not None else self._offered.make_offer()
         deadline = Deadline(lock_seconds)
         try:
             self._commit_once(thread, lock_seconds, before_write, offer)
@@ -159,7 +159,14 @@ class StagedWrite:
                 with (
                     tracing.start("gate") as gate,
                     guarded_commit(
-                        context.spark, hold, context.log, note, ticket, schema=target.schema, before_commit=before_write
+                        context.spark,
+                        hold,
+                        context.log,
+                        note,
+                        ticket,
+                        schema=target.schema,
+                        scope=target.confinement,
+                        before_commit=before_write,
                     ) as block,
                 ):
                     self._grant(block, thread, gate)

@@ -22,6 +22,7 @@ from lock_manager import (
     AdoptionMismatchError,
     Hold,
     LockLostError,
+    TableScope,
     UnsupportedLockError,
     canonical_table_uri,
 )
@@ -66,13 +67,14 @@ def guarded(
     *,
     any_ensemble: bool = False,
     schema: PartitionSchema | None = None,
+    scope: TableScope | None = None,
 ) -> Iterator[GuardedTable]:
     """Bind this thread's commits to a hold, after settling the unfinished intents of earlier holds.
 
     Args:
         hold: Hold of the table. The guard refuses every commit under a shared one.
         metadata: JSON values that every commit records in addition to the hold.
-        schema: Partition columns of the table, if the hold locks partitions.
+        schema, scope: See :class:`~lock_manager.guard.guarded_block.GuardedBlock`.
         any_ensemble: Whether to skip the check of the table's adoption against the hold; needed to move the table to
             another ensemble.
 
@@ -93,7 +95,7 @@ def guarded(
         yield GuardedTable(None, None)
         return
     driver_guard.attach_once(spark)
-    block = GuardedBlock(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
+    block = GuardedBlock(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema, scope=scope)
 
     def load() -> tuple[Snapshot, Adoption | None]:
         snapshot = table_log.snapshot()
@@ -147,6 +149,7 @@ def guarded_commit(
     ticket: Ticket,
     *,
     schema: PartitionSchema | None = None,
+    scope: TableScope | None = None,
     before_commit: Callable[[Hold], None] | None = None,
 ) -> Iterator[GuardedBlock]:
     """Let the commit that waits with a ticket pass under a hold, as :func:`guarded` does for a whole block.
@@ -155,7 +158,7 @@ def guarded_commit(
     has changed, so Delta's commit fails with a conflict. A ticket lets no second transaction commit.
 
     Args:
-        metadata, schema: See :func:`guarded`.
+        metadata, schema, scope: See :func:`guarded`.
         hold: Exclusive hold of the table, acquired after the commit reached the gate.
         ticket: Ticket of the commit. The caller grants it in the block.
         before_commit: Called first, in this thread, whose statements the guard allows as in :func:`guarded`.
@@ -164,7 +167,7 @@ def guarded_commit(
         AdoptionMismatchError, TableError, StorageError: See :func:`guarded`.
 
     """
-    block = GuardedBlock(hold, metadata, table=ticket.table, schema=schema)
+    block = GuardedBlock(hold, metadata, table=ticket.table, schema=schema, scope=scope)
     staged_commit = ticket.staged
     adoption = Adoption.of(staged_commit.properties) if staged_commit is not None else None
     if adoption is not None:

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -75,6 +75,11 @@ class LockTarget:
             choices.append(" AND ".join(terms))
         return "(" + " OR ".join(f"({choice})" for choice in choices) + ")"
 
+    @property
+    def confinement(self) -> TableScope:
+        """The part of the table to which the write is confined; at most :attr:`scope`."""
+        return replace(self.scope, partitions=self.partitions)
+
     def contains(self, partitions: Partitions | None) -> bool:
         """Return whether the target contains these partitions; None stands for any partition."""
         if self.scope.partitions is None or self.schema is None:
@@ -98,7 +103,7 @@ class LockTarget:
 
     def guarded(self, spark: SparkSession, hold: Hold, note: Mapping[str, Any]) -> AbstractContextManager[GuardedTable]:
         """Bind this thread's commits to the hold; see :func:`writer_jobs.commit.guarded.guarded`."""
-        return guarded(spark, hold, self.log, note, schema=self.schema)
+        return guarded(spark, hold, self.log, note, schema=self.schema, scope=self.confinement)
 
 
 def job_note(spark: SparkSession, manager: LockManager) -> dict[str, Any]:

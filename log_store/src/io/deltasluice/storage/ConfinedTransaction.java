@@ -1,10 +1,10 @@
 package io.deltasluice.storage;
 
-import java.util.ArrayList;
 import java.util.List;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.plans.logical.Filter;
 import org.apache.spark.sql.catalyst.trees.TreeNode;
 import org.apache.spark.sql.classic.Dataset;
@@ -20,9 +20,9 @@ import scala.jdk.javaapi.CollectionConverters;
  * Delta's transaction of a MERGE that changes rows of some partitions only.
  *
  * <p>With a clause WHEN NOT MATCHED BY SOURCE, Delta reads all files of the table, whatever the merge condition, and
- * writes them again ({@code ClassicMergeExecutor.findTouchedFiles}; tags v4.0.0 to v4.4.0). This transaction gives it the
- * files of the partitions, so rows of other partitions are neither matched nor changed. Delta's conflict check then
- * knows, too, that the files of other partitions were not read.
+ * replaces them or their deletion vectors ({@code ClassicMergeExecutor.findTouchedFiles}; tags v4.0.0 to v4.4.0). This
+ * transaction gives it the files of the partitions, so rows of other partitions are neither matched nor changed. Delta's
+ * conflict check then knows, too, that the files of other partitions were not read.
  */
 public final class ConfinedTransaction extends OptimisticTransaction {
   /**
@@ -70,7 +70,8 @@ public final class ConfinedTransaction extends OptimisticTransaction {
     }
     OptimisticTransaction transaction = start.apply();
     SparkSession spark = SparkSession.active();
-    if (transaction.deltaLog() != DeltaLog.forTable(spark, merge.location)) {
+    // Delta's cache may have another instance of the log by now.
+    if (!transaction.deltaLog().dataPath().equals(DeltaLog.forTable(spark, merge.location).dataPath())) {
       return transaction;
     }
     StructType columns = transaction.snapshot().metadata().partitionSchema();
@@ -79,10 +80,11 @@ public final class ConfinedTransaction extends OptimisticTransaction {
     return new ConfinedTransaction(transaction, ((Filter) plan).condition());
   }
 
+  /** Confines the search of the merge for files to change. Its source may read the whole table in the transaction. */
   @Override
   public Seq<AddFile> filterFiles(Seq<Expression> filters, boolean keepNumRecords) {
-    List<Expression> all = new ArrayList<>(CollectionConverters.asJava(filters));
-    all.add(partitions);
-    return super.filterFiles(CollectionConverters.asScala(all).toSeq(), keepNumRecords);
+    boolean isForAllFiles = filters.size() == 1 && filters.head().equals(Literal.TrueLiteral());
+    Seq<Expression> confined = CollectionConverters.asScala(List.of(partitions)).toSeq();
+    return super.filterFiles(isForAllFiles ? confined : filters, keepNumRecords);
   }
 }
