@@ -84,7 +84,11 @@ class LockTarget:
         """Return whether the target contains these partitions; None stands for any partition."""
         if self.scope.partitions is None or self.schema is None:
             return True
-        return partitions is not None and self.scope.contains([self.schema.partition(values) for values in partitions])
+        if partitions is None:
+            return False
+        distinct_partitions = {self.schema.partition(values) for values in partitions}
+        # More partitions than can be locked need not be all, see PartitionFinder.
+        return len(distinct_partitions) <= MAX_PARTITIONS and self.scope.contains(distinct_partitions)
 
     @classmethod
     def of(cls, log: DeltaTableLog, partitions: Partitions | None, snapshot: Snapshot | None = None) -> LockTarget:

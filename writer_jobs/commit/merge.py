@@ -11,7 +11,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.functions import expr
 
-from lock_manager.partitions import MAX_PARTITIONS
 from writer_jobs.commit.lock_target import LockTarget, Partitions, partitions_of_rows
 from writer_jobs.commit.operation import Read, delta_table
 from writer_jobs.commit.options import RewriteOptions, WriteOptions, check_options
@@ -119,10 +118,7 @@ class MergePlan:
             return None
         parts = [partitions_of_rows(self._source, state, expressions)]
         parts += [partitions_of_rows(target.where(rows), state) for rows in unmatched if rows is not None]
-        # Too many partitions of one query are not complete, and may all lie in a partition that is locked already.
-        if any(part is None or (unmatched and len(part) > MAX_PARTITIONS) for part in parts):
-            return None
-        return [partition for part in parts for partition in part or ()]
+        return None if None in parts else [partition for part in parts for partition in part or ()]
 
 
 @contextmanager
