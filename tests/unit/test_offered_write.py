@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from lock_manager import LockTimeoutError, tracing
+from lock_manager import LockTimeoutError, TableScope, tracing
 from lock_manager.errors import ContenderGoneError
 from lock_manager.guard.write_attempt import WriteAttempt
 from tests.unit.test_group_commit import STAGED
 from writer_jobs.commit import gate, offered_write
 from writer_jobs.commit.gate import StagedWrite
+from writer_jobs.commit.lock_target import LockTarget
 from writer_jobs.delta.table_log import Commit
 from writer_jobs.errors import CommitUnknownError
 from writer_jobs.progress import Progress
@@ -91,8 +92,8 @@ def write(surroundings: Surroundings, problem: BaseException, monkeypatch: pytes
         raise problem
 
     monkeypatch.setattr(StagedWrite, "_commit_once", fail)
-    target: Any = SimpleNamespace(schema=None, scope=SimpleNamespace(partitions=None))
     execution: Any = surroundings
+    target = LockTarget(log=execution, scope=TableScope.of(TABLE))
     staged_write = StagedWrite(target, execution, snapshot=execution)
     staged_write._ticket.offer = STAGED
     return staged_write.run(60, None)
