@@ -18,8 +18,8 @@ from lock_manager.partitions import PartitionSchema, format_partitions, smallest
 from lock_manager.scope import TableScope
 from lock_manager.table_records.commit_stamp import stamp_of
 
-#: Suffix of the name of a ticket or block that locks only partitions. It makes the log store send the footprint of each
-#: commit.
+#: Suffix of the name of a ticket or block that is confined to partitions. It makes the log store send the footprint of
+#: each commit.
 PARTITIONS_SUFFIX = "*"
 #: Actions on the whole table that a lock on partitions allows. Row tracking stores the highest row id there, and Delta
 #: assigns the ids of a commit again after a conflict.
@@ -90,11 +90,14 @@ class GuardedBlock:
         self._phases: dict[str, tracing.Span] = {}
 
     @property
+    def scope(self) -> TableScope:
+        """The part of the table to which commits are confined."""
+        return self._scope or self.hold.scope[self.table]
+
+    @property
     def name(self) -> str:
         """Name to which threads are bound: the block's id, with a suffix if it is confined to partitions."""
-        scopes = [*self.hold.scope.values(), *filter(None, [self._scope])]
-        has_partitions = any(scope.partitions is not None for scope in scopes)
-        return self.block_id + PARTITIONS_SUFFIX if has_partitions else self.block_id
+        return self.block_id if self.scope.partitions is None else self.block_id + PARTITIONS_SUFFIX
 
     def for_empty_commit(self, fills: Collection[str]) -> GuardedBlock:
         """Return a block for one empty commit, under the same hold but without this block's operations.
@@ -183,11 +186,9 @@ class GuardedBlock:
             LockNotHeldError: The commit touches other partitions or the whole table.
 
         """
-        table, held_scope = self.table, self.hold.scope[self.table]
-        scope = self._scope or held_scope
+        table, scope = self.table, self.scope
         if scope.partitions is None:
             return
-        limit = f"only {scope} is held" if held_scope.partitions is not None else f"its write is confined to {scope}"
         table_actions = [name for name in footprint.get("actions", ()) if name not in ALLOWED_TABLE_ACTIONS]
         if table_actions or footprint.get("unplaced", True) or self.schema is None:
             if table_actions:
@@ -197,17 +198,22 @@ class GuardedBlock:
             else:
                 reason = "a file has no partition values, or the commit cannot be parsed"
             raise LockNotHeldError(
-                f"a commit to {table} needs the lock on the whole table ({reason}), but {limit}",
+                f"a commit to {table} needs the lock on the whole table ({reason}), but {self._limit}",
                 resource=table,
             )
         try:
             partitions = smallest_cover(map(self.schema.partition_of_file, footprint["partitions"]))
         except ResourceError as error:
-            message = f"a commit to {table} was refused: {error}; {limit}"
+            message = f"a commit to {table} was refused: {error}; {self._limit}"
             raise LockNotHeldError(message, resource=table) from error
         if unlocked_partitions := [partition for partition in partitions if not scope.contains([partition])]:
             names = format_partitions(unlocked_partitions)
-            raise LockNotHeldError(f"the commit to {table} touches {names}, but {limit}", resource=table)
+            raise LockNotHeldError(f"the commit to {table} touches {names}, but {self._limit}", resource=table)
+
+    @property
+    def _limit(self) -> str:
+        is_held = self.hold.scope[self.table].partitions is not None
+        return f"only {self.scope} is held" if is_held else f"its write is confined to {self.scope}"
 
     def settle(self, reports: Iterable[Mapping[str, Any]]) -> bool:
         """Settle the puts whose outcome is definite in the log store's reports (``Attempts.java``).
