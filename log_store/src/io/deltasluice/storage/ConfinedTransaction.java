@@ -34,11 +34,11 @@ public final class ConfinedTransaction extends OptimisticTransaction {
 
   private static final ThreadLocal<Merge> MERGE = new ThreadLocal<>();
 
-  private final Expression partitions;
+  private final Seq<Expression> partitions;
 
   private ConfinedTransaction(OptimisticTransaction transaction, Expression partitions) {
     super(transaction.deltaLog(), transaction.catalogTable(), transaction.snapshot());
-    this.partitions = partitions;
+    this.partitions = CollectionConverters.asScala(List.of(partitions)).toSeq();
   }
 
   /**
@@ -84,7 +84,6 @@ public final class ConfinedTransaction extends OptimisticTransaction {
   @Override
   public Seq<AddFile> filterFiles(Seq<Expression> filters, boolean keepNumRecords) {
     boolean isForAllFiles = filters.size() == 1 && filters.head().equals(Literal.TrueLiteral());
-    Seq<Expression> confined = CollectionConverters.asScala(List.of(partitions)).toSeq();
-    return super.filterFiles(isForAllFiles ? confined : filters, keepNumRecords);
+    return super.filterFiles(isForAllFiles ? partitions : filters, keepNumRecords);
   }
 }
