@@ -69,9 +69,13 @@ class LogTail:
         commits: list[LogCommit | str] = []
         newest_commit: LogCommit | str | None = None
         for end in range(len(new_versions), max(0, len(new_versions) - MAX_NEW_COMMITS), -COMMITS):
-            older_commits = [*read_commits(self._log, new_versions[max(0, end - COMMITS) : end])]
-            newest_commit = newest_commit or older_commits[-1]
-            commits = [*map(_without_files, older_commits), *commits]
+            older_commits: list[LogCommit | str] = []
+            for commit in read_commits(self._log, new_versions[max(0, end - COMMITS) : end]):
+                if end == len(new_versions):
+                    newest_commit = commit
+                # The files of a commit may be many.
+                older_commits.append(commit if isinstance(commit, str) else replace(commit, adds=(), removes=()))
+            commits = [*older_commits, *commits]
             if _goes_back_an_hour(commits):
                 break
         if newest_commit is None:
@@ -102,11 +106,6 @@ class LogTail:
         except (LogAccessError, ValueError, TypeError, KeyError):
             return 0
         return max(0, checkpoint - MAX_NEW_COMMITS)
-
-
-def _without_files(commit: LogCommit | str) -> LogCommit | str:
-    """Return a commit without its files, which may be many."""
-    return commit if isinstance(commit, str) else replace(commit, adds=(), removes=())
 
 
 def _goes_back_an_hour(commits: Iterable[LogCommit | str]) -> bool:
