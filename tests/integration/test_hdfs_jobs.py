@@ -100,9 +100,8 @@ def test_changes_are_applied_on_hdfs(spark: SparkSession, jobs: Jobs) -> None:
 def test_change_feeds_are_applied_on_hdfs(spark: SparkSession, jobs: Jobs) -> None:
     def message(op: str, at: int, number: int, name: str) -> dict[str, Any]:
         source = {"connector": "postgresql", "lsn": at, "sequence": f'["{at}","{at}"]'}
-        row = {"id": number, "name": name}
-        before, after = (row, None) if op == "d" else (None, row)
-        return {"key": {"id": number}, "value": {"op": op, "before": before, "after": after, "source": source}}
+        row = {"before" if op == "d" else "after": {"id": number, "name": name}}
+        return {"key": {"id": number}, "value": {"op": op, "before": None, "after": None, **row, "source": source}}
 
     first = jobs.source("messages/1", message("c", 1, 1, "Ada"), message("c", 2, 2, "Bo"), message("d", 9, 2, "Bo"))
     for _ in range(2):
