@@ -29,6 +29,7 @@ from tests.support.deliveries import (
     shuffled_batches,
 )
 from tests.support.memory_coordinator import MemoryCoordinator
+from tests.support.spark_settings import GENERATED_CODE, spark_settings
 from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteFailedError
@@ -254,6 +255,28 @@ def test_repetitions_and_older_changes_rewrite_no_file(
         monkeypatch.setattr(NewestRows, "needs_comparison", lambda *_: False)
         feed.apply([("a", 2, "two")], **options)
         assert not paths <= feed.paths()
+
+
+@pytest.mark.full
+def test_batches_of_similar_keys_run_the_same_generated_code(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = feed.spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()
+    numbers = random.Random(SEED)
+
+    def apply(batch: int) -> int:
+        """Apply a batch; return how many classes Spark compiled for it."""
+        keys = numbers.sample(range(100_000), 3000)
+        rows = [(key, batch, None if key % 20 == 0 else f"{batch}") for key in keys]
+        changes = feed.spark.createDataFrame(rows, "key long, at long, value string")
+        count_before = compiled.getCount()
+        apply_changes(feed.writer, changes, keys=["key"], sequence_by="at", apply_as_deletes="value IS NULL")
+        return int(compiled.getCount() - count_before)
+
+    with spark_settings(feed.spark.conf, GENERATED_CODE):
+        first_batches = [apply(batch) for batch in range(4)]
+        assert max(apply(batch) for batch in range(4, 8)) <= 4 < first_batches[0]
+        # The control: with the exact bounds of each batch, each has its own code.
+        monkeypatch.setattr("writer_jobs.merge.key_bounds._rounded", lambda least, most, _: (least, most))
+        assert min(apply(batch) for batch in range(8, 11)) > 4
 
 
 @HISTORIES

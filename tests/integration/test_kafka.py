@@ -19,6 +19,7 @@ from tests.support.kafka import Kafka, kafka_server
 from tests.support.lineage import EventFile, names, write_of
 from tests.support.locked_jars import locked_jars
 from tests.support.releases import SPARK
+from tests.support.spark_settings import GENERATED_CODE
 from tests.support.submitted_job import SubmittedJob
 from writer_jobs import cdc, stream
 
@@ -35,8 +36,6 @@ EVENTS = int(os.environ.get("SLUICE_TEST_EVENTS", "250000"))
 BATCH = EVENTS // 10
 #: Each run of the soak is killed when it has printed an event so many times, or after the commit of tombstones.
 KILLS = (("begun", 1), ("commit", 1), ("tombstones", 1), ("commit", 2), ("tombstones", 1), ("holding", 2))
-#: The settings of a production driver, which generates code.
-GENERATED_CODE = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+#: Spark generates code, as in production. The drivers of tests interpret expressions, which is faster for few rows.
+GENERATED_CODE = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+
 
 @contextmanager
 def spark_settings(conf: Any, settings: Mapping[str, str]) -> Iterator[None]:
