@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import TypeVar
 
 from pyspark.errors import PySparkException
@@ -70,16 +71,16 @@ class NewestRows(ScdRows):
         If rows of the batch or of the table lack columns, see
         :func:`~writer_jobs.merge.column_sequences.with_stored_values`.
         """
-        source = rows if side_rows is None else self._without_stale(rows, side_rows)
         table = read_table()
         self._has_sequences, self._has_stored_values = COLUMN_SEQUENCES in table.columns, False
         is_incomplete = SEQUENCES in rows.columns
-        self._is_compared = is_incomplete or self.needs_comparison(rows, table)
-        if self._is_compared and self._has_sequences:
+        self._is_compared = is_incomplete or self.needs_comparison(rows, table, side_rows)
+        if not self._is_compared:
+            return rows.drop(DELETED_AT)
+        source = rows if side_rows is None else self._without_stale(rows, side_rows)
+        if self._has_sequences:
             return self._with_stored_values(source, table)
         source = source.drop(DELETED_AT)
-        if not self._is_compared:
-            return source
         if is_incomplete:
             raise self._spec.misfit(f"another program has removed the column {COLUMN_SEQUENCES}: run the job again")
         return self.without_repetitions(source, table)
@@ -105,21 +106,23 @@ class NewestRows(ScdRows):
         deletes = batch.rows.where(F.col(DELETED_AT).isNotNull()).withColumn(SEQ, F.col(DELETED_AT))
         return None if self._read_table(deletes.isEmpty) else deletes
 
-    def needs_comparison(self, rows: DataFrame, table: DataFrame) -> bool:
-        """Return whether a row of the batch is not newer than the table's row with its key.
+    def needs_comparison(self, rows: DataFrame, table: DataFrame, tombstones: DataFrame | None = None) -> bool:
+        """Return whether a row of the batch is not newer than the table's row or a tombstone with its key.
 
-        Delta rewrites each file with a match, so the merge would rewrite a file for a row that changes nothing. Only
-        keys and sequences of the table are read.
+        Delta rewrites each file with a match, so the merge would rewrite a file for a row that changes nothing. And it
+        would repeat a comparison with tombstones in each of its passes. Only keys and sequences of the table are read.
 
         Raises:
             WriteFailedError: The table's files cannot be read.
 
         """
-        if self.sequence.lower() not in {name.lower() for name in table.columns}:
-            return False
         keys = list(map(quoted, self._spec.keys))
-        stored_sequences = table.select(*keys, F.col(quoted(self.sequence)).alias(_STORED))
-        matches = stored_sequences.join(rows.select(*keys, SEQ), list(self._spec.keys))
+        stored = [] if tombstones is None else [tombstones.select(*keys, F.col(SEQ).alias(_STORED))]
+        if self.sequence.lower() in {name.lower() for name in table.columns}:
+            stored.append(table.select(*keys, F.col(quoted(self.sequence)).alias(_STORED)))
+        if not stored:
+            return False
+        matches = reduce(DataFrame.unionByName, stored).join(rows.select(*keys, SEQ), list(self._spec.keys))
         return not self._read_table(matches.where(F.col(SEQ) <= F.col(_STORED)).isEmpty)
 
     def without_repetitions(self, rows: DataFrame, table: DataFrame) -> DataFrame:
