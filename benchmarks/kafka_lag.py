@@ -37,7 +37,7 @@ from sluice.submit.distribution import conf_arguments
 from tests.support.kafka import Kafka, kafka_server
 from tests.support.locked_jars import locked_jars
 from writer_jobs import cdc
-from writer_jobs.delta.session import cluster_defaults
+from writer_jobs.delta.session import JOB_DEFAULTS, cluster_defaults
 
 FOLDER = Path(__file__).parent
 STOCK = FOLDER / "kafka_stock.py"
@@ -73,10 +73,10 @@ def submit_command(program: Path, arguments: list[str], conf: dict[str, str], *,
     jars = [*jar_paths(), *locked_jars("spark-4.2-kafka")]
     settings = {**LOCAL_DRIVER, "spark.sql.shuffle.partitions": "2"}
     if stock:
-        defaults = cluster_defaults()
+        defaults = {**JOB_DEFAULTS, **cluster_defaults()}
         names = (
             "spark.sql.extensions", "spark.sql.catalog.spark_catalog", "spark.databricks.delta.snapshotPartitions",
-            "spark.sql.codegen.cache.maxEntries",
+            "spark.sql.codegen.cache.maxEntries", "spark.python.sql.dataFrameDebugging.enabled",
         )  # fmt: skip
         settings |= {name: defaults[name] for name in names}
     command = [str(spark_submit()), "--master", "local[2]", "--driver-memory", "2g"]

@@ -77,6 +77,14 @@ DEFAULTS: Mapping[str, str] = {
     _PROGRESS: "false",
 }
 
+#: Default settings of a job that the ``spark-defaults.conf`` for other programs does not have.
+JOB_DEFAULTS: Mapping[str, str] = {
+    **DEFAULTS,
+    # Otherwise PySpark calls the JVM six more times for each function in an expression, to name the line of a program
+    # in errors. A batch of changes has some thousand of them.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+}
+
 
 def under_spark_submit() -> bool:
     """Return whether ``spark-submit`` started this Python process."""
@@ -189,7 +197,7 @@ def driver_conf(
     launch.setAll(list((launch_conf or {}).items()))
     SparkContext._ensure_initialized(conf=launch)  # noqa: SLF001 (what SparkContext itself calls, without the context)
     conf = SparkConf()
-    for key, value in DEFAULTS.items():
+    for key, value in JOB_DEFAULTS.items():
         conf.setIfMissing(key, value)
     conf.set(_EXTENSIONS, _with_delta(conf.get(_EXTENSIONS)))
     if not any("delta.logStore." in key for key, _ in conf.getAll()):
