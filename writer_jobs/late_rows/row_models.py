@@ -28,7 +28,7 @@ class FirstRows(WholeRows):
         """Add the column that chooses one of several rows to the rows of :meth:`ChangeSpec.prepare`."""
         return rows.withColumn(_CONTENT, content_hash(rows, self._columns))
 
-    def needs_comparison(self, rows: DataFrame, table: DataFrame) -> bool:  # noqa: ARG002 (the signature of NewestRows)
+    def needs_comparison(self, rows: DataFrame, table: DataFrame) -> bool:  # noqa: ARG002 (as NewestRows)
         """Return false: a merge that only inserts rewrites no file."""
         return False
 

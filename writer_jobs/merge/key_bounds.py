@@ -30,16 +30,22 @@ from writer_jobs.delta.moments import EPOCH
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.merge.merge_sql import qualified
 
-# Suffixes of SQL's integer literals, and the largest value of each type.
+# Suffixes of SQL's integer literals.
 _SUFFIXES: dict[type[DataType], str] = {ByteType: "Y", ShortType: "S", IntegerType: "", LongType: "L"}
-_LARGEST = {ByteType: 2**7 - 1, ShortType: 2**15 - 1, IntegerType: 2**31 - 1, LongType: 2**63 - 1}
+_BITS: dict[type[DataType], int] = {ByteType: 7, ShortType: 15, IntegerType: 31, LongType: 63}
 _BOUNDED_TYPES = (*_SUFFIXES, StringType, DateType, TimestampType)
 _BOUNDS = ("least", "most")
 # Python's replacement for bytes that are not UTF-8.
 _REPLACEMENT_CHARACTER = "\ufffd"
 # Before 1900 the calendars of Spark and of Java's literals differ; after 9999 Python has no dates.
 _FIRST, _LAST = datetime(1900, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
-_DAY = timedelta(days=1)
+_DAY, _MICROSECOND = timedelta(days=1), timedelta(microseconds=1)
+# The values of a type that a condition may have, as `_comparable` returns them.
+_LIMITS: dict[type[DataType], tuple[int, int]] = {
+    **{key_type: (-(2**bits), 2**bits - 1) for key_type, bits in _BITS.items()},
+    DateType: ((_FIRST - EPOCH) // _DAY, (_LAST - EPOCH) // _DAY),
+    TimestampType: ((_FIRST - EPOCH) // _MICROSECOND, (_LAST - EPOCH) // _MICROSECOND),
+}
 # Equal parts into which a column's bounds are split, and the largest number of ranges in a condition.
 _BUCKETS, _MAX_RANGES = 256, 32
 _BUCKET = "__sluice_bucket"
@@ -55,12 +61,13 @@ class KeyBounds:
         self._ranges: dict[str, list[tuple[Any, Any]]] = {}
 
     @classmethod
-    def of(cls, rows: DataFrame, keys: Sequence[str], range_column: str) -> KeyBounds:
-        """Compute the bounds of rows in two passes; see :meth:`refine`."""
+    def of(cls, rows: DataFrame, keys: Sequence[str], range_column: str | None = None) -> KeyBounds:
+        """Compute the bounds of rows; with ``range_column`` in a second pass, see :meth:`refine`."""
         bounds = cls(rows.schema, keys)
         if bounds._types:
             bounds.load(rows.agg(*bounds.aggregates()).collect()[0].asDict())
-            bounds.refine(rows, range_column)
+            if range_column is not None:
+                bounds.refine(rows, range_column)
         return bounds
 
     def aggregates(self) -> Iterator[Column]:
@@ -74,7 +81,7 @@ class KeyBounds:
         for number, name in enumerate(self._types):
             least, most = (values.get(f"{bound}{number}") for bound in _BOUNDS)
             if least is not None and most is not None and _REPLACEMENT_CHARACTER not in f"{least}{most}":
-                self._ranges[name] = [_rounded(least, most, self._types[name])]
+                self._ranges[name] = [(least, most)]
 
     def refine(self, rows: DataFrame, name: str) -> None:
         """Split the bounds of a column into ranges that have values, so that Delta skips files between them.
@@ -92,17 +99,25 @@ class KeyBounds:
         self._ranges[name] = _merge_ranges(sorted((row[1], row[2]) for row in buckets))
 
     def condition(self, alias: str | None = None) -> Column:
-        """Return the condition that the keys of a table, which may have an alias, are within the bounds."""
+        """Return the condition that the keys of a table, which may have an alias, are within the rounded bounds."""
         condition = F.expr("true")
         for name, ranges in self._ranges.items():
             column = F.col(quoted(name)) if alias is None else qualified(alias, name)
             is_within = F.expr("false")
             for bounds in ranges:
-                least, most = (_literal(bound, self._types[name]) for bound in bounds)
+                least, most = (_literal(bound, self._types[name]) for bound in rounded(*bounds, self._types[name]))
                 in_range = F.expr("true") if least is None or most is None else column.between(least, most)
                 is_within = is_within | in_range
             condition = condition & is_within
         return condition
+
+    def is_at_least(self, column: Column, name: str) -> Column:
+        """Return the condition that a column is at least the rounded lower bound of ``name``; true without one."""
+        if name not in self._ranges:
+            return F.expr("true")
+        least, _ = rounded(*self._ranges[name][0], self._types[name])
+        literal = _literal(least, self._types[name])
+        return F.expr("true") if literal is None else column >= literal
 
 
 def _comparable(name: str, key_type: DataType) -> Column:
@@ -113,18 +128,17 @@ def _comparable(name: str, key_type: DataType) -> Column:
     return F.unix_date(column) if isinstance(key_type, DateType) else column
 
 
-def _rounded(least: Any, most: Any, key_type: DataType) -> tuple[Any, Any]:
-    """Return wider bounds, by at most an eighth of their distance on each side; those of a text as they are.
+def rounded(least: Any, most: Any, key_type: DataType) -> tuple[Any, Any]:
+    """Return bounds that are wider by at most an eighth of their distance on each side. Bounds of texts stay.
 
     Batches of similar keys then have the same bounds. Spark generates and compiles code for each number in a condition,
     so a stream would have new code for each batch.
     """
-    if isinstance(key_type, StringType):
+    limits = _LIMITS.get(type(key_type))
+    if limits is None or least < limits[0] or most > limits[1]:
         return least, most
     step = 1 << max(0, (most - least).bit_length() - 4)
-    least, most = least // step * step, (most // step + 1) * step - 1
-    largest = _LARGEST.get(type(key_type))
-    return (least, most) if largest is None else (max(least, -largest - 1), min(most, largest))
+    return max(least // step * step, limits[0]), min((most // step + 1) * step - 1, limits[1])
 
 
 def _literal(value: Any, key_type: DataType) -> Column | None:

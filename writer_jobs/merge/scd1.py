@@ -25,6 +25,7 @@ from writer_jobs.merge.column_sequences import (
     with_deleted_at,
     with_stored_values,
 )
+from writer_jobs.merge.key_bounds import KeyBounds
 from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.merge.merge_sql import (
     S,
@@ -54,7 +55,7 @@ class NewestRows(ScdRows):
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
         super().__init__(spec, columns)
         self.sequence = spec.sequence_column(columns)
-        # How the source of the merge was computed from the table.
+        # How the source of the merge was computed from the table and the tombstones.
         self._is_compared = self._has_sequences = self._has_stored_values = False
         self._source_rows: MaterializedRows | None = None
 
@@ -66,10 +67,10 @@ class NewestRows(ScdRows):
         return fields
 
     def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], side_rows: DataFrame | None) -> DataFrame:
-        """Return the changes to merge. Repetitions are dropped if the merge would rewrite files for them.
+        """Return the changes to merge, without those that are older than a tombstone of their key.
 
-        If rows of the batch or of the table lack columns, see
-        :func:`~writer_jobs.merge.column_sequences.with_stored_values`.
+        Repetitions are dropped if the merge would rewrite files for them. If rows of the batch or of the table lack
+        columns, see :func:`~writer_jobs.merge.column_sequences.with_stored_values`.
         """
         table = read_table()
         self._has_sequences, self._has_stored_values = COLUMN_SEQUENCES in table.columns, False
@@ -109,11 +110,12 @@ class NewestRows(ScdRows):
     def needs_comparison(self, rows: DataFrame, table: DataFrame, tombstones: DataFrame | None = None) -> bool:
         """Return whether a row of the batch is not newer than the table's row or a tombstone with its key.
 
-        Delta rewrites each file with a match, so the merge would rewrite a file for a row that changes nothing. And it
-        would repeat a comparison with tombstones in each of its passes. Only keys and sequences of the table are read.
+        Delta rewrites each file with a match, so the merge would rewrite a file for a row that changes nothing. Each
+        pass of the merge would repeat a comparison with tombstones. Only keys and sequences are read, and only from
+        files that may have a sequence of the batch or a later one: from no file if the changes arrive in order.
 
         Raises:
-            WriteFailedError: The table's files cannot be read.
+            WriteFailedError: The files of the table or of the tombstones cannot be read.
 
         """
         keys = list(map(quoted, self._spec.keys))
@@ -122,8 +124,10 @@ class NewestRows(ScdRows):
             stored.append(table.select(*keys, F.col(quoted(self.sequence)).alias(_STORED)))
         if not stored:
             return False
-        matches = reduce(DataFrame.unionByName, stored).join(rows.select(*keys, SEQ), list(self._spec.keys))
-        return not self._read_table(matches.where(F.col(SEQ) <= F.col(_STORED)).isEmpty)
+        sequences = self._read_table(lambda: KeyBounds.of(rows, [SEQ]))
+        late_rows = reduce(DataFrame.unionByName, stored).where(sequences.is_at_least(F.col(_STORED), SEQ))
+        matches = late_rows.join(rows.select(*keys, SEQ), list(self._spec.keys)).where(F.col(SEQ) <= F.col(_STORED))
+        return not self._read_table(matches.isEmpty)
 
     def without_repetitions(self, rows: DataFrame, table: DataFrame) -> DataFrame:
         """Drop rows that are older than the table's row with their key, or equal to it.
@@ -183,11 +187,11 @@ class NewestRows(ScdRows):
         return merge if self._is_compared else merge.with_repeatable_source()
 
     def _read_table(self, read: Callable[[], _T]) -> _T:
-        """Return the result of a function that reads the table.
+        """Return the result of a function that reads the table or its tombstones.
 
         Raises:
             ChangesError: ``raise_error`` refused a row.
-            WriteFailedError: The table's files cannot be read.
+            WriteFailedError: Files cannot be read.
 
         """
         try:
@@ -195,7 +199,7 @@ class NewestRows(ScdRows):
         except (*JVM_ERRORS, PySparkException) as error:
             if has_condition(error, RAISED):
                 raise self._spec.misfit(error_reason(error)) from error
-            reason = f"the rows of the table cannot be read: {error_reason(error)}"
+            reason = f"the rows of the table or of its tombstones cannot be read: {error_reason(error)}"
             raise WriteFailedError(table=self._spec.table, reason=reason) from error
 
     def _without_stale(self, rows: DataFrame, tombstones: DataFrame) -> DataFrame:
