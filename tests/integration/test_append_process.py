@@ -169,6 +169,7 @@ def test_settings_of_spark_submit_win(submit: Callable[..., SubmittedJob], tmp_p
     defaults = {
         "spark.databricks.delta.skipRecordingEmptyCommits": "false",
         "spark.hadoop.fs.s3n.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
     }
     program.write_text(SHOW_SETTINGS)
     job = submit(program, *submitted, *defaults, conf=submitted, delta=False)

@@ -56,7 +56,7 @@ COMMIT_LOCK = "spark.databricks.delta.commitLock.enabled"
 #: Delta's setting of auto-compaction, which commits a second time within the first commit, and hides its errors.
 AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
 
-#: Default settings of a job.
+#: Default settings of jobs, and of the ``spark-defaults.conf`` for other programs.
 DEFAULTS: Mapping[str, str] = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     GUARD_MODE: "required",
@@ -77,11 +77,11 @@ DEFAULTS: Mapping[str, str] = {
     _PROGRESS: "false",
 }
 
-#: Default settings of a job that the ``spark-defaults.conf`` for other programs does not have.
+#: Default settings of jobs, and of sessions of :func:`build_session`.
 JOB_DEFAULTS: Mapping[str, str] = {
     **DEFAULTS,
-    # Otherwise PySpark calls the JVM six more times for each function in an expression, to name the line of a program
-    # in errors. A batch of changes has some thousand of them.
+    # Otherwise PySpark calls the JVM six more times for each function in an expression, so that Spark's errors name the
+    # line of the program. A batch of changes has about a thousand functions. PySpark reads the setting once.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 

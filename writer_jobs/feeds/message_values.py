@@ -13,7 +13,7 @@ from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, EXACT_DIGITS, MOST_DIGIT
 _STRINGS = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 # The group is empty where a string matches, so digits inside strings are skipped.
 _NUMBERS = rf"{_STRINGS}|(-?\d[\d.]*(?:[eE][+-]?\d+)?)"
-# All digits of a number are read once, and then those before the match are counted.
+# The digits of a number are read without backtracking; then a lookbehind counts them.
 _MAYBE_TOO_LONG = (
     rf"\d[\d.]*+(?:(?<=[\d.]{{{MOST_DIGITS + 1}}})"
     rf"|[eE](?:(?<=[\d.]{{{EXACT_DIGITS[DoubleType] + 1}}}[eE])|[+-]?\d{{3,}}))"
