@@ -29,6 +29,7 @@ from sluice.ensemble.members import Server, ask_server, ask_servers
 from sluice.ensemble.ready import epoch_faults, server_faults
 from tests.support.authority import Authority
 from tests.support.lock_znodes import connected_client
+from tests.unit.test_alert_rules import ENSEMBLE_METRICS
 
 MOST_COMMAND_SECONDS = 30.0
 """Upper bound for `status` and `ready` with a suspended server: requests, the session and its close time out."""
@@ -128,6 +129,18 @@ def server_in_mode(mode: str, ensemble: EmbeddedZooKeeper) -> EmbeddedServer:
 
 
 # -- all members run -------------------------------------------------------------------------------------------------
+
+
+def test_members_report_the_metrics_of_the_alert_rules(ensemble: EmbeddedZooKeeper) -> None:
+    """ZooKeeper has the same names for Prometheus, without ``zk_``."""
+    reports = [
+        dict(line.split("\t", 1) for line in server.command(b"mntr").decode().splitlines())
+        for server in ensemble.servers
+    ]
+    (leader,) = (report for report in reports if report["zk_server_state"] == "leader")
+    assert {f"zk_{name}" for name in ENSEMBLE_METRICS} <= leader.keys()
+    assert (leader["zk_quorum_size"], leader["zk_synced_followers"]) == ("3", "2")
+    assert all("zk_looking_count" in report for report in reports)
 
 
 @pytest.mark.full

@@ -40,7 +40,6 @@ from writer_jobs.maintenance.gauges import record_health
 from writer_jobs.streaming.query import AVAILABLE_NOW
 
 __all__ = ["prometheus"]  # a fixture
-pytestmark = needs_promtool
 
 RULES_FILE = ROOT / "prometheus" / "alerts.yml"
 RULES: list[dict[str, Any]] = [
@@ -48,8 +47,10 @@ RULES: list[dict[str, Any]] = [
 ]
 ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
 RECORDED = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
+#: ZooKeeper's metrics in the rules. Its ``mntr`` writes them with the prefix ``zk_``.
+ENSEMBLE_METRICS = {"looking_count", "quorum_size", "synced_followers"}
 #: Metrics of other programs in the rules.
-FOREIGN_METRICS = {"node_textfile_mtime_seconds", "looking_count", "quorum_size", "synced_followers"}
+FOREIGN_METRICS = {"node_textfile_mtime_seconds", *ENSEMBLE_METRICS}
 INTERNAL = f"{TABLE}/_delta_log/_sluice_maintenance"
 STREAM = "stream:9464"
 PROCESS = ("table", "instance", "file")
@@ -109,6 +110,7 @@ def alerts_of_events(**process: str) -> list[str]:
     return alerts
 
 
+@needs_promtool
 def test_promtool_accepts_the_rules() -> None:
     command = [str(PROMTOOL), "check", "rules", str(RULES_FILE)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -386,6 +388,7 @@ def test_the_rules_query_existing_metrics_and_labels() -> None:
     assert used >= FOREIGN_METRICS
 
 
+@needs_promtool
 def test_the_table_in_a_command_is_quoted_for_a_shell(tmp_path: Path) -> None:
     table = "s3://lake/$(id)'s"
     (rule,) = (rule for rule in RULES if rule.get("alert") == "SluiceRetentionBroken")

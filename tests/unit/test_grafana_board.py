@@ -40,10 +40,8 @@ GRID_COLUMNS = 24
 METRIC = re.compile(r"sluice_\w+")
 SELECTOR = re.compile(r"\b(sluice[_:][\w:]+)(?:\{([^}]*)\})?")
 PROMTOOL = shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(
-    PROMTOOL is None,
-    reason="promtool is not on the PATH: it comes with Prometheus (Debian: apt-get install prometheus)",
-)
+NO_PROMTOOL = "promtool is not on the PATH: it comes with Prometheus (Debian: apt-get install prometheus)"
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason=NO_PROMTOOL)
 #: Suffix of the series that the Prometheus client adds to each counter: its start time.
 CREATED = "_created"
 

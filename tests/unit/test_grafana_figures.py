@@ -22,12 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lock_manager.events import Event, emit
 from lock_manager.metrics import MetricsExporter
-from tests.unit.test_grafana_board import BOARD, for_all_tables, needs_promtool, panels, promtool
+from tests.unit.test_grafana_board import BOARD, NO_PROMTOOL, PROMTOOL, for_all_tables, panels, promtool
 from tests.unit.test_health_page import maintenance_report
 from writer_jobs.maintenance.gauges import record_health, record_maintenance
 from writer_jobs.streaming.feed_metrics import FeedProgress
-
-pytestmark = needs_promtool
 
 TABLE = "s3://lake/flights"
 MIB = 1 << 20
@@ -168,6 +166,8 @@ def _values(scrapes: Mapping[int, Mapping[str, float]], name: str, end: int) -> 
 
 @pytest.fixture
 def prometheus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Prometheus:
+    if PROMTOOL is None:
+        pytest.skip(NO_PROMTOOL)
     prometheus = Prometheus(tmp_path)
     clock = SimpleNamespace(time=lambda: prometheus.minute * 60.0)
     for module in ("prometheus_client.metrics", "lock_manager.lock_metrics"):
