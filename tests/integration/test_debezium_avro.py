@@ -20,7 +20,7 @@ from writer_jobs import LockedDeltaWriter
 from writer_jobs.errors import FeedError
 from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.debezium.decode import decode
-from writer_jobs.feeds.debezium.schema_registry import SchemaRegistry
+from writer_jobs.feeds.debezium.schema_registry import CREDENTIALS, SchemaRegistry
 
 pytestmark = pytest.mark.spark
 
@@ -206,7 +206,11 @@ def test_a_registry_that_does_not_answer_refuses_the_batch(spark: SparkSession, 
 
 
 def test_the_cdc_job_reads_avro(
-    run_job: Callable[..., Any], spark: SparkSession, tmp_path: Path, registry: Registry
+    run_job: Callable[..., Any],
+    spark: SparkSession,
+    tmp_path: Path,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     messages = in_avro(registry, {"n": "int"}, event("c", 1, after={"id": 1, "n": 1}))
     topic = [(key, value, "t", 0, 0) for key, value, _ in messages]
@@ -215,6 +219,10 @@ def test_the_cdc_job_reads_avro(
     job = ("cdc", "--table", tmp_path / "table", "--source", tmp_path / "topic", "--format", "parquet", "--decoder")
     outcome = run_job(*job, "debezium")
     assert (outcome.code, "use --schema-registry if it is Avro" in outcome.error) == (8, True)
+    registry.credentials = "reader:s3cret"
+    outcome = run_job(*job, "debezium", "--schema-registry", registry.url)
+    assert (outcome.code, "401" in outcome.error) == (5, True), outcome.error
+    monkeypatch.setenv(CREDENTIALS, registry.credentials)
     outcome = run_job(*job, "debezium", "--schema-registry", registry.url)
     assert (outcome.code, outcome.lines[-1]["inserted"]) == (0, 1), outcome.error
     outcome = run_job(*job, "debezium", "--schema-registry", "ftp://host")
