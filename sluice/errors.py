@@ -19,7 +19,8 @@ An error has a class of its own if code or a test catches it. Every other error 
     ├── FlightsError (RuntimeError)                the demo's data set is not installed
     ├── OutputFolderError (ValueError)             the output folder has other files, or cannot be written
     ├── LocalS3Error (RuntimeError)                the embedded S3 failed
-    └── ChosenS3Error (RuntimeError)               the user's S3 failed
+    ├── ChosenS3Error (RuntimeError)               the user's S3 failed
+    └── HdfsFolderError (RuntimeError)             the user's HDFS failed
 """
 
 from __future__ import annotations
@@ -85,3 +86,7 @@ class LocalS3Error(SluiceError, RuntimeError):
 
 class ChosenS3Error(SluiceError, RuntimeError):
     """The endpoint is malformed, or the user's S3 does not answer or refuses a request for the bucket or prefix."""
+
+
+class HdfsFolderError(SluiceError, RuntimeError):
+    """The user's HDFS does not answer, or refuses a request for the demo's folder."""

@@ -48,6 +48,10 @@ def demo(
         str | None,
         typer.Option(metavar="NAME", help="An existing bucket; the demo uses a prefix.  [dim]default: a new bucket[/]"),
     ] = None,
+    hdfs: Annotated[
+        str | None,
+        typer.Option(metavar="URI", help="A folder on HDFS; settings from HADOOP_CONF_DIR.  [dim]default: S3[/]"),
+    ] = None,
 ) -> None:
     """Load 336,776 flights into one table with five Spark writers, and check that nothing is lost.
 
@@ -65,18 +69,19 @@ def demo(
     [bold]sluice demo --storage local --writers 2 --commits 6 --rows 50000[/]
     [bold]sluice demo --s3-endpoint https://s3.example.com[/]  creates and removes a bucket
     [bold]sluice demo --bucket scratch[/]                     AWS itself, below a prefix
+    [bold]sluice demo --hdfs hdfs://lake/scratch[/]           HDFS, in a folder below this one
 
     With --bucket, AWS_ENDPOINT_URL has the effect of --s3-endpoint.
     Another S3 takes credentials and region from AWS_ACCESS_KEY_ID,
     AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION. The bucket is part of
     the path, or of the host name with AWS_VIRTUAL_HOSTED_STYLE_REQUEST=true. The
-    demo removes its objects at the end.
+    demo removes its objects at the end, and its folder on HDFS.
     """
     from sluice.demo.run import DemoOptions, run_demo  # noqa: PLC0415
 
     options = DemoOptions(
         storage=storage.value, coordinator=coordinator.value, writers=writers, commits=commits, compare=compare,
-        output=output, keep=keep, rows=rows, s3_endpoint=s3_endpoint, bucket=bucket,
+        output=output, keep=keep, rows=rows, s3_endpoint=s3_endpoint, bucket=bucket, hdfs=hdfs,
     )  # fmt: skip
     with interruptible():
         if not run_demo(options, plain_console()):

@@ -25,6 +25,7 @@ from sluice.audit.log_folder import error_text, open_log
 from sluice.audit.verify import verify_table
 from sluice.console import print_problems
 from sluice.demo.flights import KEY, PARTITION, Contents, deal_flights, read_contents
+from sluice.demo.hdfs_folder import HdfsFolder, is_hdfs_folder
 from sluice.demo.outcome import Outcome, judge
 from sluice.demo.processes import Events, WriterProcess, end_processes, spark_submit, submit_command
 from sluice.demo.progress import Board, show_board
@@ -41,6 +42,7 @@ _COMPARISON = "comparison.png"
 _STOCK_LOG_STORES = {
     "spark.delta.logStore.s3a.impl": "io.delta.storage.S3SingleDriverLogStore",
     "spark.delta.logStore.file.impl": "io.delta.storage.HDFSLogStore",
+    "spark.delta.logStore.hdfs.impl": "io.delta.storage.HDFSLogStore",
 }
 
 
@@ -49,8 +51,8 @@ class DemoOptions:
     """The options of ``sluice demo``, whose ``--help`` describes them.
 
     Raises:
-        SettingsError: There are no writers, fewer commits than writers, fewer rows than commits, a malformed endpoint,
-            or options or locks of S3 with the storage ``local``.
+        SettingsError: There are no writers, fewer commits than writers, fewer rows than commits, a malformed endpoint
+            or folder, or options or locks of S3 with another store.
 
     """
 
@@ -64,8 +66,16 @@ class DemoOptions:
     rows: int | None = None
     s3_endpoint: str | None = None
     bucket: str | None = None
+    hdfs: str | None = None
 
     def __post_init__(self) -> None:
+        if self.hdfs is not None:
+            if self.storage == "local" or self.s3_endpoint or self.bucket or self.coordinator == S3_LEASE:
+                raise SettingsError(
+                    f"--hdfs {self.hdfs}: omit --storage local, --s3-endpoint, --bucket and --coordinator {S3_LEASE}"
+                )
+            if not is_hdfs_folder(self.hdfs):
+                raise SettingsError(f"--hdfs {self.hdfs}: give hdfs://SERVICE/FOLDER or hdfs://HOST:PORT/FOLDER")
         if self.storage == "local" and (self.s3_endpoint or self.bucket):
             raise SettingsError("--s3-endpoint and --bucket are for --storage s3: omit them, or omit --storage local")
         if self.storage == "local" and self.coordinator == S3_LEASE:
@@ -78,6 +88,11 @@ class DemoOptions:
             raise SettingsError(f"--commits {self.commits}: must be at least --writers {self.writers}")
         if self.rows is not None and self.rows < self.commits:
             raise SettingsError(f"--rows {self.rows}: must be at least --commits {self.commits}")
+
+    @property
+    def store_name(self) -> str:
+        """Name of the store: ``S3``, ``disk`` or ``HDFS``."""
+        return "HDFS" if self.hdfs else "S3" if self.storage == "s3" else "disk"
 
     @property
     def commits_per_writer(self) -> list[int]:
@@ -118,9 +133,11 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     with console.status("Writing the flights of 2013 to a file per writer …"):
         files, source = deal_flights(folder / "source", options.writers, limit=options.rows)
     console.print(f"{source.rows:,} flights for {options.writers} writers: {options.commits} commits in total")
-    user_s3 = ChosenS3(options.s3_endpoint, options.bucket) if options.s3_endpoint or options.bucket else None
+    user_store: ChosenS3 | HdfsFolder | None = HdfsFolder(options.hdfs) if options.hdfs else None
+    if options.s3_endpoint or options.bucket:
+        user_store = ChosenS3(options.s3_endpoint, options.bucket)
     locks_on_s3 = options.coordinator == S3_LEASE
-    services = open_services(options.storage, folder, console, user_s3, locks_on_s3=locks_on_s3)
+    services = open_services(options.storage, folder, console, user_store, locks_on_s3=locks_on_s3)
     with services as (store, lock_arguments):
         demo = _Demo(options, console, folder, files, source, store)
         locked = demo.load("flights", lock_arguments)
@@ -175,14 +192,15 @@ class _Demo:
             if writer.phase is Phase.FAILED:
                 print_stderr_tail(writer, process.stderr_tail, self.console)
         with self.console.status("Reading the table back with deltalake …"):
-            return self._judge(table, writers, locked=lock_arguments is not None)
+            return self._judge(name, writers, locked=lock_arguments is not None)
 
-    def _judge(self, table: str, writers: list[Writer], *, locked: bool) -> Load:
+    def _judge(self, name: str, writers: list[Writer], *, locked: bool) -> Load:
         options = self.store.environment
         commits: list[LogCommit] = []
         problems: tuple[str, ...] = ()
         contents = Contents()
         try:
+            table = self.store.readable_table(name, self.folder / "tables")
             log = open_log(table, options)
             versions = versions_in(log.names())
             commits = [commit for commit in read_commits(log, versions) if isinstance(commit, LogCommit)]
@@ -207,7 +225,7 @@ class _Demo:
             wall_seconds=max(ends) - writers[0].started_at,
             table_problems=problems,
         )
-        return Load(table, writers, outcome)
+        return Load(self.store.table(name), writers, outcome)
 
 
 def _command(
@@ -248,9 +266,9 @@ def _report_load(demo: _Demo, load: Load) -> None:
     """Print and write the outcome of the load with the lock."""
     outcome, options = load.outcome, demo.options
     print_outcome(outcome, demo.console)
-    store = "S3" if options.storage == "s3" else "disk"
     result = "one at a time" if outcome.ok else f"{len(outcome.problems)} problems"
-    title = f"{outcome.writers} Spark writers, one Delta table on {store}: {outcome.commits_in_log} commits, {result}"
+    load_text = f"{outcome.writers} Spark writers, one Delta table on {options.store_name}"
+    title = f"{load_text}: {outcome.commits_in_log} commits, {result}"
     draw_timeline(demo.folder / "timeline.png", [_lanes(title, load)])
     write_report(demo.folder / "report.json", _facts(demo, load), outcome, load.writers)
 
@@ -284,7 +302,7 @@ def _summary(outcome: Outcome) -> str:
 def _facts(demo: _Demo, load: Load) -> dict[str, Any]:
     packages = ("delta-sluice", "pyspark", "delta-spark", "deltalake", "kazoo")
     return {
-        "storage": demo.options.storage,
+        "storage": "hdfs" if demo.options.hdfs else demo.options.storage,
         "coordinator": demo.options.coordinator,
         "table": load.table,
         "commits_planned": demo.options.commits,

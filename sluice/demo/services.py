@@ -14,6 +14,7 @@ from rich.console import Console
 from lock_manager.settings import S3_LEASE
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.audit.log_folder import s3_client
+from sluice.demo.hdfs_folder import HdfsFolder
 from sluice.errors import OutputFolderError
 from sluice.local.chosen_s3 import ChosenS3
 from sluice.local.s3 import LocalS3, no_proxy_variables
@@ -59,7 +60,8 @@ class Store:
         description: Description of the location for people.
         environment: Environment variables that configure writers and readers.
         spark_conf: Spark properties that configure writers.
-        bucket: ``BUCKET`` or ``BUCKET/PREFIX`` of an S3; None on disk.
+        bucket: ``BUCKET`` or ``BUCKET/PREFIX`` of an S3; None elsewhere.
+        hdfs: Folder on an HDFS; None elsewhere.
 
     """
 
@@ -68,22 +70,31 @@ class Store:
     environment: Mapping[str, str] = field(default_factory=dict)
     spark_conf: Mapping[str, str] = field(default_factory=dict)
     bucket: str | None = None
+    hdfs: HdfsFolder | None = None
 
     def table(self, name: str) -> str:
         """Return the URI of a table."""
         return f"{self.root}/{name}"
 
+    def readable_table(self, name: str, folder: Path) -> str:
+        """Return the URI from which ``deltalake`` reads a table: that of a copy in a folder if it is on HDFS."""
+        return self.table(name) if self.hdfs is None else f"file:{self.hdfs.copy(name, folder)}"
+
 
 @contextmanager
-def open_store(kind: str, folder: Path, user_s3: ChosenS3 | None = None) -> Iterator[Store]:
-    """Yield a store: the disk if ``kind`` is ``local``, else ``user_s3``, or an embedded S3 if that is None."""
+def open_store(kind: str, folder: Path, user_store: ChosenS3 | HdfsFolder | None = None) -> Iterator[Store]:
+    """Yield a store: the disk if ``kind`` is ``local``, else ``user_store``, or an embedded S3 if that is None."""
+    if isinstance(user_store, HdfsFolder):
+        with user_store:
+            yield Store(user_store.root, user_store.root, hdfs=user_store)
+        return
     if kind == "local":
         yield Store(f"file:{folder / 'tables'}", str(folder / "tables"))
         return
-    if user_s3 is not None:
-        with set_environment(user_s3.environment), user_s3:
-            description = f"s3a://{user_s3.root} on {user_s3.endpoint or 'AWS'}"
-            yield Store(f"s3a://{user_s3.root}", description, user_s3.environment, user_s3.spark_conf, user_s3.root)
+    if user_store is not None:
+        with set_environment(user_store.environment), user_store as s3:
+            description = f"s3a://{s3.root} on {s3.endpoint or 'AWS'}"
+            yield Store(f"s3a://{s3.root}", description, s3.environment, s3.spark_conf, s3.root)
         return
     with LocalS3(log=folder / "logs" / "s3.log") as s3, set_environment(no_proxy_variables()):
         s3.create_bucket(_BUCKET)
@@ -108,12 +119,17 @@ def set_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def open_services(
-    kind: str, folder: Path, console: Console, user_s3: ChosenS3 | None = None, *, locks_on_s3: bool = False
+    kind: str,
+    folder: Path,
+    console: Console,
+    user_store: ChosenS3 | HdfsFolder | None = None,
+    *,
+    locks_on_s3: bool = False,
 ) -> Iterator[tuple[Store, list[str]]]:
     """Start the store, and ZooKeeper unless the locks are on S3. Yield the store and a job's options for the lock."""
     with ExitStack() as stack:
         with console.status("Starting the embedded servers …"):
-            store = stack.enter_context(open_store(kind, folder, user_s3))
+            store = stack.enter_context(open_store(kind, folder, user_store))
             if locks_on_s3:
                 url = f"{S3_LEASE}://{store.bucket}/{_LOCKS}"
                 arguments, place = ["--lock-url", url], f"Locks go to {url}"
@@ -125,7 +141,7 @@ def open_services(
 
 
 def download_tables(store: Store, folder: Path) -> None:
-    """Copy the tables from an S3 to a folder. Do nothing if the store is the disk."""
+    """Copy the tables from an S3 to a folder. Tables on HDFS were copied there to be read."""
     if store.bucket is None:
         return
     client = s3_client(store.environment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from pathlib import Path
 import pytest
 
 from sluice.audit.verify import verify_table
+from sluice.demo.processes import spark_submit
+from tests.support.hdfs import NEEDS_HADOOP, client_settings, hdfs_cluster
+from tests.support.hdfs import ROOT as ROOT_OF_HDFS
 
 ROOT = Path(__file__).parents[2]
 _RUN_VARIABLE = "SLUICE_TEST_RUN"
@@ -34,6 +38,22 @@ def demo(output: Path, *arguments: str, writers: int = 2, **variables: str) -> I
             yield process
         finally:
             process.kill()
+
+
+def write_settings(folder: Path, settings: dict[str, str]) -> Path:
+    """Write Hadoop's settings to a new folder for ``HADOOP_CONF_DIR``; return the folder."""
+    folder.mkdir()
+    properties = (f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items())
+    (folder / "core-site.xml").write_text("<configuration/>")
+    (folder / "hdfs-site.xml").write_text(f"<configuration>{''.join(properties)}</configuration>")
+    return folder
+
+
+def hadoop(*arguments: str, settings: Path) -> str:
+    """Run Hadoop's shell of files with the settings in a folder; return its output."""
+    command = [str(spark_submit()), "--class", "org.apache.hadoop.fs.FsShell", "spark-internal", *arguments]
+    environment = {**os.environ, "HADOOP_CONF_DIR": str(settings)}
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 @pytest.mark.soak
@@ -83,6 +103,36 @@ def test_a_small_demo_with_locks_on_s3_loses_no_commit(tmp_path: Path) -> None:
     assert (report["ok"], report["coordinator"], report["overlapping_holds"]) == (True, "s3-lease", 0)
     assert [path.name for path in (tmp_path / "demo" / "tables").iterdir()] == ["flights"]
     assert verify_table(tmp_path / "demo" / "tables" / "flights").locked_commits == 4
+
+
+@pytest.mark.full
+@pytest.mark.spark
+@NEEDS_HADOOP
+def test_a_small_demo_on_hdfs_loses_no_commit(tmp_path: Path) -> None:
+    options = ["--hdfs", f"{ROOT_OF_HDFS}/scratch", "--commits", "4", "--rows", "1000", "--keep"]
+    with hdfs_cluster(tmp_path) as cluster:
+        settings = write_settings(tmp_path / "conf", client_settings(cluster.addresses))
+        with demo(tmp_path / "demo", *options, HADOOP_CONF_DIR=str(settings)) as process:
+            text, errors = process.communicate(timeout=300)
+        listing = hadoop("-ls", "-C", f"{ROOT_OF_HDFS}/scratch", settings=settings)
+    assert process.returncode == 0, text + errors
+    report = json.loads((tmp_path / "demo" / "report.json").read_text())
+    assert (report["ok"], report["storage"], report["rows_found"]) == (True, "hdfs", 1000)
+    assert report["table"].startswith(f"{ROOT_OF_HDFS}/scratch/sluice-")
+    assert verify_table(tmp_path / "demo" / "tables" / "flights").locked_commits == 4
+    assert listing == ""
+
+
+@pytest.mark.full
+def test_a_demo_on_an_unknown_hdfs_is_refused(tmp_path: Path) -> None:
+    settings = write_settings(tmp_path / "conf", {})
+    with demo(tmp_path / "demo", "--hdfs", "hdfs://nowhere/scratch", HADOOP_CONF_DIR=str(settings)) as process:
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1
+    expected = (
+        r"sluice: -mkdir of hdfs://nowhere/scratch/sluice-\w+ failed on HDFS \(.*nowhere.*\); .*HADOOP_CONF_DIR\n"
+    )
+    assert re.fullmatch(expected, errors), errors
 
 
 def test_failed_writers_fail_the_demo_with_their_last_lines(tmp_path: Path) -> None:

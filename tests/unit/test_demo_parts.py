@@ -126,6 +126,8 @@ def test_the_embedded_s3_is_excluded_from_proxies(
         ({"rows": 39}, "--rows 39"),
         ({"storage": "local", "bucket": "scratch"}, "--s3-endpoint and --bucket are for --storage s3"),
         ({"storage": "local", "coordinator": "s3-lease"}, "--coordinator s3-lease keeps the locks on S3"),
+        ({"hdfs": "hdfs://lake/scratch", "coordinator": "s3-lease"}, "omit --storage local, --s3-endpoint"),
+        ({"hdfs": "hdfs://lake"}, "--hdfs hdfs://lake: give hdfs://SERVICE/FOLDER"),
         ({"s3_endpoint": "localhost:9000"}, "--s3-endpoint localhost:9000: give http://HOST:PORT or https://HOST"),
     ],
 )
@@ -320,7 +322,7 @@ def test_a_table_that_cannot_be_read_is_a_reported_problem(
     rows = Table.from_pydict({name: Array(["a"], type=DataType.string()) for name in columns})
     write_deltalake(tmp_path / "flights", rows)
     demo, output = new_demo(tmp_path, writers=2, commits=6)
-    load = demo._judge(demo.store.table("flights"), finished_load(locked=locked).writers, locked=locked)
+    load = demo._judge("flights", finished_load(locked=locked).writers, locked=locked)
     [problem] = [problem for problem in load.outcome.problems if problem.startswith("the table cannot be read back: ")]
     assert message in problem
     if locked:
