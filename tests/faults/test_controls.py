@@ -22,6 +22,7 @@ from soak.faults import CLASSES
 from soak.options import ZOOKEEPER
 from soak.run import Soak
 from soak.verdict import judge
+from soak.violation import Violation
 
 
 @pytest.mark.parametrize(
@@ -43,16 +44,21 @@ from soak.verdict import judge
 def test_without_a_protection_a_promise_is_broken(
     make_soak: Callable[..., Soak], without: str, name: str, point: str, broken: str, coordinator: str
 ) -> None:
-    soak = make_soak(without=without, coordinator=coordinator)
-    # No empty commit can fill version 0.
-    while soak.progress.counts["acknowledged"] < 2:
-        soak.next_event()
-    soak.run_fault(CLASSES[name].strike(soak.context, "writer-1", point))
-    assert soak.progress.faults == {name: 1}
-    soak.finish()
-    violations = judge(soak.evidence())
-    assert broken in {violation.invariant for violation in violations}
-    assert all(violation.sentence for violation in violations)
+    def violations() -> list[Violation]:
+        soak = make_soak(without=without, coordinator=coordinator)
+        # No empty commit can fill version 0.
+        while soak.progress.counts["acknowledged"] < 2:
+            soak.next_event()
+        soak.run_fault(CLASSES[name].strike(soak.context, "writer-1", point))
+        assert soak.progress.faults == {name: 1}
+        soak.finish()
+        return judge(soak.evidence())
+
+    # On a machine with other work the writer may continue before the next holder has read. Then nothing is broken.
+    attempts = (violations() for _ in range(3))
+    found = next((found for found in attempts if broken in {violation.invariant for violation in found}), [])
+    assert found, f"{broken} is kept in three attempts"
+    assert all(violation.sentence for violation in found)
 
 
 def steps_of(soak: Soak, kind: str) -> list[dict[str, Any]]:
