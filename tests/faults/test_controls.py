@@ -56,9 +56,10 @@ def test_without_a_protection_a_promise_is_broken(
 
     # On a machine with other work the writer may continue before the next holder has read. Then nothing is broken.
     attempts = (violations() for _ in range(3))
-    found = next((found for found in attempts if broken in {violation.invariant for violation in found}), [])
-    assert found, f"{broken} is kept in three attempts"
-    assert all(violation.sentence for violation in found)
+    breaking = (attempt for attempt in attempts if broken in {violation.invariant for violation in attempt})
+    broken_promises = next(breaking, [])
+    assert broken_promises, f"{broken} is kept in three attempts"
+    assert all(violation.sentence for violation in broken_promises)
 
 
 def steps_of(soak: Soak, kind: str) -> list[dict[str, Any]]:
