@@ -77,7 +77,7 @@ class Store:
         return f"{self.root}/{name}"
 
     def readable_table(self, name: str, folder: Path) -> str:
-        """Return the URI from which ``deltalake`` reads a table: that of a copy in a folder if it is on HDFS."""
+        """Return the URI that ``deltalake`` reads: the table's, or that of a copy in a folder for a table on HDFS."""
         return self.table(name) if self.hdfs is None else f"file:{self.hdfs.copy(name, folder)}"
 
 

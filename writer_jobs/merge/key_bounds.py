@@ -147,11 +147,12 @@ def _literal(value: Any, key_type: DataType) -> Column | None:
         return F.lit(value)
     if not isinstance(key_type, TimestampType | DateType):
         return F.expr(f"{value}{_SUFFIXES[type(key_type)]}")
-    since_epoch = timedelta(microseconds=value) if isinstance(key_type, TimestampType) else value * _DAY
-    if not _FIRST - EPOCH <= since_epoch <= _LAST - EPOCH:
+    smallest, largest = _LIMITS[type(key_type)]
+    if not smallest <= value <= largest:
         return None
-    moment = EPOCH + since_epoch
-    return F.lit(moment if isinstance(key_type, TimestampType) else moment.date())
+    if isinstance(key_type, TimestampType):
+        return F.lit(EPOCH + value * _MICROSECOND)
+    return F.lit((EPOCH + value * _DAY).date())
 
 
 def _merge_ranges(ranges: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

@@ -125,7 +125,7 @@ class NewestRows(ScdRows):
         if not stored:
             return False
         sequences = self._read_table(lambda: KeyBounds.of(rows, [SEQ]))
-        stored_rows = reduce(lambda left, right: left.unionByName(right), stored)
+        stored_rows = reduce(lambda rows_so_far, others: rows_so_far.unionByName(others), stored)
         late_rows = stored_rows.where(sequences.is_at_least(F.col(_STORED), SEQ))
         matches = late_rows.join(rows.select(*keys, SEQ), list(self._spec.keys)).where(F.col(SEQ) <= F.col(_STORED))
         return not self._read_table(matches.isEmpty)
