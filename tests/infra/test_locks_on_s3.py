@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from components.locks import queue_policy
 
-from lock_manager import LockSettings, LockTimeoutError, TableResource
+from lock_manager import LockSettings, TableResource
 from lock_manager.s3_lease.inspector import LeaseInspector
 from lock_manager.s3_lease.manager import S3LeaseManager
 from tests.support.graph import CONFIGURATIONS, INFRA, ROOT, Graph, graphs
 from tests.support.iam_evaluator import Request, is_allowed, s3
 from tests.support.lease_requests import lease_requests, request_kind
 from tests.support.recording_s3 import RecordingS3
+from tests.support.waiting import lock_timeout
 
 TABLE = "s3://lake/flights"
 ROLE, REPAIR = (f"arn:aws:iam::123456789012:role/{name}" for name in ("etl", "repair"))
@@ -92,8 +93,8 @@ def recorded(settings: LockSettings) -> Iterator[Recorded]:
             ]
             hold = manager.acquire(TABLE)
             hold.check()
-            with ThreadPoolExecutor(1) as pool, pytest.raises(LockTimeoutError):
-                pool.submit(second_manager.acquire, TABLE, timeout_seconds=1).result()
+            with ThreadPoolExecutor(1) as pool:
+                lock_timeout(pool.submit(second_manager.acquire, TABLE, timeout_seconds=1).result)
             writers = store.requests
             store.forget()
             inspector = LeaseInspector(settings)

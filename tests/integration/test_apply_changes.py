@@ -8,6 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from deltalake import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from lock_manager import LockTimeoutError, ZookeeperLockManager
+from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import (
     DETAIL,
     HISTORIES,
@@ -30,6 +31,7 @@ from tests.support.deliveries import (
 )
 from tests.support.memory_coordinator import MemoryCoordinator
 from tests.support.spark_settings import GENERATED_CODE, spark_settings
+from tests.support.waiting import lock_timeout
 from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteFailedError
@@ -456,13 +458,13 @@ def test_feeds_of_different_partitions_run_side_by_side(
         second_feed = Feed(feed.spark, make_manager(timeout_seconds=60), feed.table)
         with ThreadPoolExecutor(1) as pool:
             results.append(pool.submit(second_feed.apply, [("b", 2, "y")], **options).result().updated)
-            waiting = pool.submit(second_feed.apply, [("a", 3, "x")], lock_timeout_seconds=0.5, **options)
-            results.append(waiting.exception())
+            late = partial(second_feed.apply, [("a", 3, "x")], lock_timeout_seconds=0.5, **options)
+            results.append(pool.submit(lock_timeout, late).result())
 
     # While the first feed holds the lock of partition a, the second one writes partition b and waits for partition a.
     assert feed.apply([("a", 2, "x")], before_write=apply_by_a_second_feed, **options).updated == 1
+    assert len(results) == 2
     assert results[0] == 1
-    assert isinstance(results[1], LockTimeoutError)
     assert feed.columns("key", "at") == [("a", 2), ("b", 2)]
 
 

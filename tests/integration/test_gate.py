@@ -210,7 +210,7 @@ def test_a_lock_timeout_leaves_no_files(table: Table) -> None:
     with table.rival.acquire(table.writer.table), pytest.raises(LockTimeoutError):
         table.append(1, lock_timeout_seconds=0)
     assert (table.files(), table.ids()) == (initial_files, [0])
-    with table.waiting(1, lock_timeout_seconds=1) as running:
+    with table.waiting(1, lock_timeout_seconds=3) as running:
         assert len(table.files()) == 2
         assert isinstance(running.exception(60), LockTimeoutError)
     assert table.files() == initial_files
