@@ -262,7 +262,7 @@ class RowBatchApplier:
                 # The merge itself compares rows that other writers commit after this snapshot.
                 target = LockTarget.of(writer.log, partitions, self._snapshot)
                 table = rows_within(source.sparkSession, target, batch.bounds())
-                if model.needs_comparison(source, table):
+                if model.needs_comparison(source, table, batch.sequences):
                     source = model.without_repetitions(source, table)
                     materialized = MaterializedRows.of(writer.table, source, "rows of the table")
                     source = resources.enter_context(closing(materialized)).rows

@@ -7,6 +7,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
+from writer_jobs.merge.key_bounds import KeyBounds
 from writer_jobs.merge.merge_sql import S, T, content_hash, match_on, qualified, without_matches
 from writer_jobs.merge.scd1 import NewestRows
 from writer_jobs.merge.table_model import WholeRows
@@ -28,7 +29,7 @@ class FirstRows(WholeRows):
         """Add the column that chooses one of several rows to the rows of :meth:`ChangeSpec.prepare`."""
         return rows.withColumn(_CONTENT, content_hash(rows, self._columns))
 
-    def needs_comparison(self, rows: DataFrame, table: DataFrame) -> bool:  # noqa: ARG002 (as NewestRows)
+    def needs_comparison(self, rows: DataFrame, table: DataFrame, sequences: KeyBounds) -> bool:  # noqa: ARG002 (as NewestRows)
         """Return false: a merge that only inserts rewrites no file."""
         return False
 

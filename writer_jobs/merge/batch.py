@@ -51,6 +51,7 @@ class ChangeBatch:
         folded_count: Number of folded changes.
         delete_count: Number of folded changes that are deletes.
         newest: Largest sequence; None for an empty batch.
+        sequences: Bounds of :data:`SEQ`.
 
     Raises:
         ChangesError: A key or a sequence is null, or the order of two changes is not known.
@@ -79,6 +80,7 @@ class ChangeBatch:
         unchanged_columns = spec.names_of_unchanged(prepared.columns)
         folded = fold(observed_changes, group_columns, tie_breaker, unchanged_columns)
         self._bounds = KeyBounds(folded.schema, spec.keys)
+        self.sequences = KeyBounds(folded.schema, [SEQ])
         observed_folded = folded.observe(
             folded_metrics,
             F.count("*").alias("folded"),
@@ -86,6 +88,7 @@ class ChangeBatch:
             F.count_if(F.col(AMBIGUOUS)).alias("ambiguous"),
             F.max(SEQ).alias("newest"),
             *self._bounds.aggregates(),
+            *self.sequences.aggregates(),
         )
         self._materialized = MaterializedRows.of(spec.table, observed_folded, "changes")
         metrics: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), "newest": None}
@@ -102,6 +105,7 @@ class ChangeBatch:
         self.delete_count = int(metrics["deletes"])
         self.newest: Any = metrics["newest"]
         self._bounds.load(metrics)
+        self.sequences.load(metrics)
         self.rows = self._materialized.rows.drop(AMBIGUOUS)
         if range_column is not None:
             self._bounds.refine(self.rows, range_column)

@@ -228,7 +228,7 @@ class BatchApplier:
             return rows_within(self._spark, target, batch.bounds()).drop(*generated_columns)
 
         # The model may read the table. If that fails, nothing has been committed yet.
-        source = self._model.source(self._rows_after_truncate(state), read_table, stored_side_rows)
+        source = self._model.source(self._rows_after_truncate(state), read_table, stored_side_rows, batch.sequences)
         if has_side_table and self._side_rows is not None:
             self._records.write(BatchRecord(self._batch_id, state.version, locked_partitions))
             self._side_table.add(self._side_rows, self._batch_id, lock)

@@ -72,14 +72,14 @@ class KeyBounds:
 
     def aggregates(self) -> Iterator[Column]:
         """Yield the aggregates over the batch whose values :meth:`load` needs."""
-        for number, (name, key_type) in enumerate(self._types.items()):
+        for name, key_type in self._types.items():
             for bound, aggregate in zip(_BOUNDS, (F.min, F.max), strict=True):
-                yield aggregate(_comparable(name, key_type)).alias(f"{bound}{number}")
+                yield aggregate(_comparable(name, key_type)).alias(f"{bound} {name}")
 
     def load(self, values: Mapping[str, Any]) -> None:
         """Set the bounds from the values of :meth:`aggregates`, by alias."""
-        for number, name in enumerate(self._types):
-            least, most = (values.get(f"{bound}{number}") for bound in _BOUNDS)
+        for name in self._types:
+            least, most = (values.get(f"{bound} {name}") for bound in _BOUNDS)
             if least is not None and most is not None and _REPLACEMENT_CHARACTER not in f"{least}{most}":
                 self._ranges[name] = [(least, most)]
 

@@ -66,7 +66,13 @@ class NewestRows(ScdRows):
             fields.append(StructField(COLUMN_SEQUENCES, MapType(StringType(), sequence)))
         return fields
 
-    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], side_rows: DataFrame | None) -> DataFrame:
+    def source(
+        self,
+        rows: DataFrame,
+        read_table: Callable[[], DataFrame],
+        side_rows: DataFrame | None,
+        sequences: KeyBounds,
+    ) -> DataFrame:
         """Return the changes to merge, without those that are older than a tombstone of their key.
 
         Repetitions are dropped if the merge would rewrite files for them. If rows of the batch or of the table lack
@@ -75,7 +81,7 @@ class NewestRows(ScdRows):
         table = read_table()
         self._has_sequences, self._has_stored_values = COLUMN_SEQUENCES in table.columns, False
         is_incomplete = SEQUENCES in rows.columns
-        self._is_compared = is_incomplete or self.needs_comparison(rows, table, side_rows)
+        self._is_compared = is_incomplete or self.needs_comparison(rows, table, sequences, side_rows)
         if not self._is_compared:
             return rows.drop(DELETED_AT)
         source = rows if side_rows is None else self._without_stale(rows, side_rows)
@@ -107,12 +113,15 @@ class NewestRows(ScdRows):
         deletes = batch.rows.where(F.col(DELETED_AT).isNotNull()).withColumn(SEQ, F.col(DELETED_AT))
         return None if self._read_table(deletes.isEmpty) else deletes
 
-    def needs_comparison(self, rows: DataFrame, table: DataFrame, tombstones: DataFrame | None = None) -> bool:
+    def needs_comparison(
+        self, rows: DataFrame, table: DataFrame, sequences: KeyBounds, tombstones: DataFrame | None = None
+    ) -> bool:
         """Return whether a row of the batch is not newer than the table's row or a tombstone with its key.
 
         Delta rewrites each file with a match, so the merge would rewrite a file for a row that changes nothing. Each
         pass of the merge would repeat a comparison with tombstones. Only keys and sequences are read, and only from
-        files that may have a sequence of the batch or a later one: from no file if the changes arrive in order.
+        files that may have a sequence within ``sequences``, those of the batch, or a later one: from no file if the
+        changes arrive in order.
 
         Raises:
             WriteFailedError: The files of the table or of the tombstones cannot be read.
@@ -124,7 +133,6 @@ class NewestRows(ScdRows):
             stored.append(table.select(*keys, F.col(quoted(self.sequence)).alias(_STORED)))
         if not stored:
             return False
-        sequences = self._read_table(lambda: KeyBounds.of(rows, [SEQ]))
         stored_rows = reduce(lambda rows_so_far, others: rows_so_far.unionByName(others), stored)
         late_rows = stored_rows.where(sequences.is_at_least(F.col(_STORED), SEQ))
         matches = late_rows.join(rows.select(*keys, SEQ), list(self._spec.keys)).where(F.col(SEQ) <= F.col(_STORED))

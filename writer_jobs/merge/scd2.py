@@ -18,6 +18,7 @@ from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.merge.batch import ChangeBatch
 from writer_jobs.merge.change_spec import DELETED, END, SEQ, START, ChangeSpec
+from writer_jobs.merge.key_bounds import KeyBounds
 from writer_jobs.merge.merge_sql import S, T, as_stored, content_hash, fail_where, match_on, qualified
 from writer_jobs.merge.table_model import ScdRows
 from writer_jobs.writer import LockedDeltaWriter
@@ -43,7 +44,13 @@ class RowHistory(ScdRows):
         """Return the columns that the table needs in addition to those of the changes."""
         return [StructField(START, sequence), StructField(END, sequence)]
 
-    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], side_rows: DataFrame | None) -> DataFrame:
+    def source(
+        self,
+        rows: DataFrame,
+        read_table: Callable[[], DataFrame],
+        side_rows: DataFrame | None,
+        sequences: KeyBounds,  # noqa: ARG002 (as NewestRows)
+    ) -> DataFrame:
         """Return the rows, with all columns of the table, that the table lacks or has with another end.
 
         A column that the changes lack has the value of the previous row, or null after a delete.

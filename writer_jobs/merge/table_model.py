@@ -11,6 +11,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.merge.batch import ChangeBatch
 from writer_jobs.merge.change_spec import DELETED, ChangeSpec
+from writer_jobs.merge.key_bounds import KeyBounds
 from writer_jobs.merge.side_table import TOMBSTONES, SideTableLayout
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -71,11 +72,18 @@ class TableModel(RowModel):
         """Return the rows of a batch that the side table stores; None: there are none."""
 
     @abstractmethod
-    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], side_rows: DataFrame | None) -> DataFrame:
+    def source(
+        self,
+        rows: DataFrame,
+        read_table: Callable[[], DataFrame],
+        side_rows: DataFrame | None,
+        sequences: KeyBounds,
+    ) -> DataFrame:
         """Return the source of the merge of the folded changes ``rows``.
 
         ``read_table`` returns the table's rows within the bounds of the batch. ``side_rows`` has the keys, the fields
-        and ``SEQ`` of the side table's rows of earlier batches; None: there are none.
+        and ``SEQ`` of the side table's rows of earlier batches; None: there are none. ``sequences`` are the bounds of
+        ``SEQ`` in the batch.
         """
 
 

@@ -47,6 +47,7 @@ from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.maintenance.policy import SINGLE_VERSION_FAMILIES
 from writer_jobs.merge.batch import AMBIGUOUS, ChangeBatch, fold
 from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
+from writer_jobs.merge.key_bounds import KeyBounds
 from writer_jobs.merge.merge_sql import S, T, all_of, comparable, match_on, qualified, with_keys
 from writer_jobs.merge.side_table import SideTableLayout
 from writer_jobs.merge.table_model import TableModel
@@ -133,7 +134,13 @@ class CellRows(TableModel):
         """Return all rows of the batch for the side table."""
         return batch.rows
 
-    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], side_rows: DataFrame | None) -> DataFrame:
+    def source(
+        self,
+        rows: DataFrame,
+        read_table: Callable[[], DataFrame],
+        side_rows: DataFrame | None,
+        sequences: KeyBounds,  # noqa: ARG002 (as NewestRows)
+    ) -> DataFrame:
         """Return the rows that the batch touches, with their new values and whether they are deleted."""
         touched_keys = rows.select(*self._keys).distinct()
         cells = rows.drop(DELETED)
