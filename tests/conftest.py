@@ -76,6 +76,8 @@ SLOWEST = (
     "test_demo.py", "test_security.py", "test_lock_machine.py", "test_spark_engine.py", "test_command_line.py",
     "test_ensemble.py", "test_standalone.py", "test_log_store.py",
 )  # fmt: skip
+# Files whose last test judges the results of the others.
+UNDIVIDED = ("test_promises.py",)
 DOCKER_SOCKET = "/var/run/docker.sock"
 NO_ENGINE, NO_IMAGE = "no Docker engine answers", "no image: make zookeeper-image"
 MAX_PULL_SECONDS = 60
@@ -136,19 +138,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def is_in_part(nodeid: str, part: int, parts: int) -> bool:
-    """Return whether a test is in one of the parts, 1 to ``parts``. The parameters of a test stay together."""
-    return zlib.crc32(nodeid.partition("[")[0].encode()) % parts == part - 1
+    """Return whether a test is in one of the parts, 1 to ``parts``.
+
+    The parameters of a test stay together, and so do the tests of a file in ``UNDIVIDED``.
+    """
+    file = nodeid.partition("::")[0]
+    unit = file if file.rpartition("/")[2] in UNDIVIDED else nodeid.partition("[")[0]
+    return zlib.crc32(unit.encode()) % parts == part - 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if SPARK < (4, 2):
         close_sockets_of_pyspark()
     existing_files = {path.name for path in Path(__file__).parent.glob("*/test_*.py")}
-    missing_files = sorted({*SLOWEST, *DRIVER_BY_FILE} - existing_files - {*SHARED_DRIVERS})
+    missing_files = sorted({*SLOWEST, *DRIVER_BY_FILE, *UNDIVIDED} - existing_files - {*SHARED_DRIVERS})
     if missing_files:
         raise pytest.UsageError(
             f"tests/conftest.py names files that do not exist: {', '.join(missing_files)}; "
-            "correct SHARED_DRIVERS and SLOWEST"
+            "correct SHARED_DRIVERS, SLOWEST and UNDIVIDED"
         )
 
 
