@@ -133,7 +133,7 @@ class NewestRows(ScdRows):
             stored.append(table.select(*keys, F.col(quoted(self.sequence)).alias(_STORED)))
         if not stored:
             return False
-        stored_rows = reduce(lambda rows_so_far, others: rows_so_far.unionByName(others), stored)
+        stored_rows = reduce(DataFrame.unionByName, stored)
         late_rows = stored_rows.where(sequences.is_at_least(F.col(_STORED), SEQ))
         matches = late_rows.join(rows.select(*keys, SEQ), list(self._spec.keys)).where(F.col(SEQ) <= F.col(_STORED))
         return not self._read_table(matches.isEmpty)
