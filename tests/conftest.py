@@ -37,7 +37,10 @@ SHARED_DRIVERS = {
         "test_maintenance_keeps.py", "test_removal_times.py",
     ),
     "pins driver": ("test_how_to.py", "test_pins.py", "test_snapshot_job.py"),
-    "merge driver": ("test_apply_changes.py", "test_table_feed.py", "test_upsert_job.py", "test_upsert_stream.py"),
+    "merge driver": (
+        "test_apply_changes.py", "test_newest_sequence.py", "test_table_feed.py", "test_upsert_job.py",
+        "test_upsert_stream.py",
+    ),
     "streams driver": (
         "test_apply_rows.py", "test_late_rows.py", "test_rows_among_writers.py", "test_stream_job.py",
         "test_stream_stop.py",

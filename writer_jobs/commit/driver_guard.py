@@ -232,8 +232,11 @@ def _check_releases(context: SparkContext) -> None:
 
 
 def _check_log_store(context: SparkContext) -> None:
-    conf = context.getConf()
-    settings = {key.removeprefix("spark."): value for key, value in conf.getAll() if "delta.logStore." in key}
+    conf: Any = context._jsc.sc().conf()  # noqa: SLF001 (see guard_mode)
+    if conf.get(LOG_STORE_SETTING, "") == LOG_STORE:
+        return
+    pairs_of_all = context.getConf().getAll()
+    settings = {key.removeprefix("spark."): value for key, value in pairs_of_all if "delta.logStore." in key}
     if settings.get(LOG_STORE_SETTING.removeprefix("spark.")) == LOG_STORE:
         return
     pairs = ", ".join(f"{key}={value}" for key, value in sorted(settings.items())) or "none"

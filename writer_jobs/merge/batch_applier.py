@@ -6,7 +6,7 @@ import logging
 import uuid
 from contextlib import ExitStack
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
@@ -22,13 +22,15 @@ from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.snapshot import Snapshot, TableState
+from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import CommitUnknownError, WriteFailedError
 from writer_jobs.locking import locked_all
 from writer_jobs.merge.batch import ChangeBatch
 from writer_jobs.merge.batch_records import BatchRecord, BatchRecords
-from writer_jobs.merge.change_spec import SEQ
+from writer_jobs.merge.change_spec import SEQ, SEQUENCE
 from writer_jobs.merge.column_sequences import with_deleted_at
 from writer_jobs.merge.merge_sql import T
+from writer_jobs.merge.newest_sequence import NewestSequence, TableVersions
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.merge.side_table import SideTable
 from writer_jobs.merge.table_feed import feed_of
@@ -71,9 +73,7 @@ class BatchApplier:
         self._txn = txn
         self._write_options = write_options
         self._batch_id = uuid.uuid4().hex
-        self._side_table = SideTable(
-            spark, writer.manager, writer.location, spec.keys, model.side_table, model.side_properties
-        )
+        self._side_table = SideTable(spark, writer, spec.keys, model.side_table, model.side_properties)
         self._records = BatchRecords(HadoopFiles.of(spark), writer.location)
         self._snapshot_before = writer.log.snapshot()
         fitted_changes = shape.fit(prepared, self._snapshot_before.state)
@@ -213,12 +213,15 @@ class BatchApplier:
         locked_partitions = None if target.partitions is None else tuple(map(str, target.partitions))
         batch = self.batch
         lock: Lock = "table" if partitions is None else list(partitions)
-        stored_side_rows = None
+        stored_side_rows = side_version = None
         if has_side_table:
             self._undo_ended_batches(locked_partitions, lock)
             # Read before this batch adds its rows: the model gets those from the batch itself.
+            side_version = self._side_table.writer.log.head().version
             predicate = LockTarget.of(self._side_table.writer.log, partitions).predicate()
-            stored_side_rows = self._side_table.rows(predicate).where(batch.bounds())
+            stored_side_rows = self._side_table.rows(side_version, predicate).where(batch.bounds())
+        versions = TableVersions(snapshot.table_id, snapshot.version, side_version)
+        newest = NewestSequence(self._writer, batch.sequences, versions, partial(self._sequences, side_version))
 
         written_columns = {name.lower() for name in self._schema.names}
         generated_columns = [name for name in state.generated_columns if name.lower() not in written_columns]
@@ -228,10 +231,13 @@ class BatchApplier:
             return rows_within(self._spark, target, batch.bounds()).drop(*generated_columns)
 
         # The model may read the table. If that fails, nothing has been committed yet.
-        source = self._model.source(self._rows_after_truncate(state), read_table, stored_side_rows, batch.sequences)
-        if has_side_table and self._side_rows is not None:
+        source = self._model.source(
+            self._rows_after_truncate(state), read_table, stored_side_rows, batch.sequences, newest.is_older_than_batch
+        )
+        new_side_version = side_version
+        if side_version is not None and self._side_rows is not None:
             self._records.write(BatchRecord(self._batch_id, state.version, locked_partitions))
-            self._side_table.add(self._side_rows, self._batch_id, lock)
+            new_side_version = self._side_table.add(self._side_rows, self._batch_id, lock).version
         try:
             commit = self._merge(self._model.merge(self._writer, source, batch.bounds(T)), lock)
         except WriteFailedError as error:
@@ -246,7 +252,14 @@ class BatchApplier:
             raise
         if self._side_rows is not None:
             self._records.remove(self._batch_id)
+        newest.record(TableVersions(snapshot.table_id, commit.version, new_side_version))
         return commit
+
+    def _sequences(self, side_version: int | None) -> DataFrame:
+        """Return the column ``SEQ`` of all rows of the table, and of those of a version of the side table."""
+        table = self._spark.read.format("delta").load(self._writer.location)
+        sequences = table.select(F.col(quoted(self._model.sequence or SEQUENCE)).alias(SEQ))
+        return sequences if side_version is None else sequences.union(self._side_table.rows(side_version).select(SEQ))
 
     def _rows_after_truncate(self, state: TableState) -> DataFrame:
         """Return the rows of the batch that are not older than the last truncate of the source table.

@@ -98,6 +98,12 @@ class KeyBounds:
         buckets = rows.groupBy(bucket).agg(F.min(value), F.max(value)).collect()
         self._ranges[name] = _merge_ranges(sorted((row[1], row[2]) for row in buckets))
 
+    def limits(self, name: str) -> tuple[Any, Any] | None:
+        """Return the smallest and the largest value of a column; None if Python may order its values differently."""
+        # A collation has an order of its own.
+        is_ordered = name in self._ranges and self._types[name] in (StringType(), *(kind() for kind in _LIMITS))
+        return (self._ranges[name][0][0], self._ranges[name][-1][1]) if is_ordered else None
+
     def condition(self, alias: str | None = None) -> Column:
         """Return the condition that the keys of a table, which may have an alias, are within the rounded bounds."""
         condition = F.expr("true")

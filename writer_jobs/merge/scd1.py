@@ -72,6 +72,7 @@ class NewestRows(ScdRows):
         read_table: Callable[[], DataFrame],
         side_rows: DataFrame | None,
         sequences: KeyBounds,
+        are_newest: Callable[[], bool],
     ) -> DataFrame:
         """Return the changes to merge, without those that are older than a tombstone of their key.
 
@@ -81,7 +82,9 @@ class NewestRows(ScdRows):
         table = read_table()
         self._has_sequences, self._has_stored_values = COLUMN_SEQUENCES in table.columns, False
         is_incomplete = SEQUENCES in rows.columns
-        self._is_compared = is_incomplete or self.needs_comparison(rows, table, sequences, side_rows)
+        self._is_compared = is_incomplete or (
+            not self._read_table(are_newest) and self.needs_comparison(rows, table, sequences, side_rows)
+        )
         if not self._is_compared:
             return rows.drop(DELETED_AT)
         source = rows if side_rows is None else self._without_stale(rows, side_rows)

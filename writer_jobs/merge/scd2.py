@@ -50,6 +50,7 @@ class RowHistory(ScdRows):
         read_table: Callable[[], DataFrame],
         side_rows: DataFrame | None,
         sequences: KeyBounds,  # noqa: ARG002 (as NewestRows)
+        are_newest: Callable[[], bool],  # noqa: ARG002
     ) -> DataFrame:
         """Return the rows, with all columns of the table, that the table lacks or has with another end.
 

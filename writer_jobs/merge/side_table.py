@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
 
-from lock_manager import LockManager
 from lock_manager.table_records.commit_stamp import CHANGES
 from writer_jobs.commit.lock_target import Lock
+from writer_jobs.commit.result import CommitResult
 from writer_jobs.delta.side_locations import TOMBSTONES_SUFFIX
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.sql_names import property_list, quoted
@@ -54,7 +54,7 @@ TOMBSTONES = SideTableLayout(TOMBSTONES_SUFFIX)
 
 
 class SideTable:
-    """The side table of the table that has this location and these keys.
+    """The side table of the table that has this writer and these keys.
 
     ``properties`` are table properties that its rows depend on; None: it must not have the property.
     """
@@ -62,8 +62,7 @@ class SideTable:
     def __init__(
         self,
         spark: SparkSession,
-        manager: LockManager,
-        location: str,
+        writer: LockedDeltaWriter,
         keys: Sequence[str],
         layout: SideTableLayout,
         properties: Mapping[str, str | None],
@@ -73,7 +72,7 @@ class SideTable:
         self._keys = list(keys)
         self._fields = layout.fields
         self._columns = [F.col(quoted(name)) for name in (*keys, *(field.name for field in layout.fields))]
-        self.writer = LockedDeltaWriter(spark, manager, location.rstrip("/") + layout.suffix)
+        self.writer = writer.side_writer(layout.suffix)
         self.location = self.writer.location
 
     def state(self) -> TableState | None:
@@ -132,7 +131,7 @@ class SideTable:
             properties[FORGET_AFTER] = str(days)
         return [f"SET TBLPROPERTIES ({property_list(properties)})"] if properties else []
 
-    def add(self, rows: DataFrame, batch: str, lock: Lock) -> None:
+    def add(self, rows: DataFrame, batch: str, lock: Lock) -> CommitResult:
         """Append rows of a batch: keys, fields and ``SEQ``. Called under the lock, whose partitions are in ``lock``."""
         side_rows = rows.select(
             *self._columns,
@@ -140,15 +139,11 @@ class SideTable:
             F.lit(batch).alias(BATCH),
             F.timestamp_seconds(F.lit(time.time())).alias(APPLIED_AT),
         )
-        self.writer.append(side_rows, lock=lock, lock_during="write", metadata={CHANGES: batch})
+        return self.writer.append(side_rows, lock=lock, lock_during="write", metadata={CHANGES: batch})
 
-    def rows(self, predicate: str | None) -> DataFrame:
-        """Return the keys, the fields and ``SEQ`` of the rows that match a predicate.
-
-        They are read from the present version, so rows that are appended later are not in them.
-        """
-        reader = self._spark.read.format("delta").option("versionAsOf", self.writer.log.head().version)
-        rows = reader.load(self.location)
+    def rows(self, version: int, predicate: str | None = None) -> DataFrame:
+        """Return the keys, the fields and ``SEQ`` of a version's rows that match a predicate."""
+        rows = self._spark.read.format("delta").option("versionAsOf", version).load(self.location)
         rows = rows if predicate is None else rows.where(predicate)
         return rows.select(*self._columns, F.col(SEQUENCE).alias(SEQ))
 

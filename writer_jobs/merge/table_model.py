@@ -78,12 +78,14 @@ class TableModel(RowModel):
         read_table: Callable[[], DataFrame],
         side_rows: DataFrame | None,
         sequences: KeyBounds,
+        are_newest: Callable[[], bool],
     ) -> DataFrame:
         """Return the source of the merge of the folded changes ``rows``.
 
         ``read_table`` returns the table's rows within the bounds of the batch. ``side_rows`` has the keys, the fields
         and ``SEQ`` of the side table's rows of earlier batches; None: there are none. ``sequences`` are the bounds of
-        ``SEQ`` in the batch.
+        ``SEQ`` in the batch. ``are_newest`` returns whether all of these are known to be newer than each of the
+        tables.
         """
 
 

@@ -140,6 +140,7 @@ class CellRows(TableModel):
         read_table: Callable[[], DataFrame],
         side_rows: DataFrame | None,
         sequences: KeyBounds,  # noqa: ARG002 (as NewestRows)
+        are_newest: Callable[[], bool],  # noqa: ARG002
     ) -> DataFrame:
         """Return the rows that the batch touches, with their new values and whether they are deleted."""
         touched_keys = rows.select(*self._keys).distinct()
