@@ -6,10 +6,13 @@ import functools
 import json
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, StructField, StructType
 
@@ -17,6 +20,7 @@ from lock_manager import Adoption, PartitionColumn, PartitionSchema
 from lock_manager.intents import NO_VERSION
 from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from writer_jobs.delta.java_classes import java_class, scala_object
+from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.errors import TableError
 
 #: Metadata key of a field's name in data files, with column mapping.
@@ -166,6 +170,24 @@ class Snapshot:
     def has_transaction(self, txn: tuple[str, int] | None) -> bool:
         """Return whether the table has the transaction ``(txnAppId, txnVersion)`` or a later one; false for None."""
         return txn is not None and self.last_transaction(txn[0]) >= txn[1]
+
+    @contextmanager
+    def computed_meanwhile(self) -> Iterator[None]:
+        """Have Delta compute the table's state in another thread during the block, so that a later call is fast."""
+
+        def compute() -> None:
+            with suppress(*JVM_ERRORS):  # the later call raises it
+                self.loaded.transactions()
+
+        if self.version < 0:
+            yield
+            return
+        thread = InheritableThread(target=compute, name="delta-state", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
 
     def may_have_dropped(self, app_id: str, since: float) -> bool:
         """Return whether the table may have had a transaction of an application that Delta has dropped.

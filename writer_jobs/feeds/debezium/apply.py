@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -95,22 +96,26 @@ def apply_events(
         SluiceError: See :meth:`LockedDeltaWriter.append`.
 
     """
+    snapshot = writer.log.snapshot()
+    table = snapshot.state
     try:
-        batch = decode(
-            messages,
-            table=writer.log.state(),
-            keys=keys,
-            sequence_by=sequence_by,
-            source_tables=source_tables,
-            partition_by=partition_by,
-            unavailable_value=unavailable_value,
-            flattened=flattened,
-            schema_registry=schema_registry,
-            infinity=infinity,
-            local_times=local_times,
-            on_truncate=on_truncate,
-            keeps_history=stored_as_scd_type != 1,
-        )
+        # The batch needs the table's state if it has a transaction.
+        with nullcontext() if txn is None else snapshot.computed_meanwhile():
+            batch = decode(
+                messages,
+                table=table,
+                keys=keys,
+                sequence_by=sequence_by,
+                source_tables=source_tables,
+                partition_by=partition_by,
+                unavailable_value=unavailable_value,
+                flattened=flattened,
+                schema_registry=schema_registry,
+                infinity=infinity,
+                local_times=local_times,
+                on_truncate=on_truncate,
+                keeps_history=stored_as_scd_type != 1,
+            )
     except FeedError as error:
         raise ChangesError(table=writer.table, reason=str(error)) from error
     with batch:
