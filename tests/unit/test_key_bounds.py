@@ -13,10 +13,12 @@ from pyspark.sql.types import (
     LongType,
     ShortType,
     StringType,
+    StructField,
+    StructType,
     TimestampType,
 )
 
-from writer_jobs.merge.key_bounds import rounded
+from writer_jobs.merge.key_bounds import KeyBounds, rounded
 
 #: The smallest and the largest value of each type. Dates and times are those of the years 1900 to 9999.
 LIMITS: dict[type[DataType], tuple[int, int]] = {
@@ -53,3 +55,17 @@ def test_batches_of_similar_keys_have_the_same_bounds() -> None:
 )
 def test_texts_and_days_without_a_literal_keep_their_bounds(bounds: tuple[object, object], key_type: DataType) -> None:
     assert rounded(*bounds, key_type) == bounds
+
+
+def test_limits_are_known_where_python_orders_values_as_spark() -> None:
+    schema = StructType(
+        [
+            StructField("number", LongType()),
+            StructField("text", StringType()),
+            StructField("collated", StringType("UTF8_LCASE")),
+            StructField("empty", LongType()),
+        ]
+    )
+    bounds = KeyBounds(schema, schema.names)
+    bounds.load({f"{bound} {name}": value for name in schema.names[:3] for bound, value in (("least", 1), ("most", 2))})
+    assert [bounds.limits(name) for name in (*schema.names, "unknown")] == [(1, 2), (1, 2), None, None, None]

@@ -38,7 +38,7 @@ class TableVersions:
 
 @dataclass(frozen=True)
 class _LastBatch:
-    """What the last batch of a writer left: the versions, and the newest sequence in them (None: not known)."""
+    """The versions that the last batch of a writer left, and the newest sequence in them (None: not known)."""
 
     versions: TableVersions
     newest: Any
