@@ -73,7 +73,9 @@ class BatchApplier:
         self._txn = txn
         self._write_options = write_options
         self._batch_id = uuid.uuid4().hex
-        self._side_table = SideTable(spark, writer, spec.keys, model.side_table, model.side_properties)
+        self._side_table = SideTable(
+            spark, writer.manager, writer.location, spec.keys, model.side_table, model.side_properties
+        )
         self._records = BatchRecords(HadoopFiles.of(spark), writer.location)
         self._snapshot_before = writer.log.snapshot()
         fitted_changes = shape.fit(prepared, self._snapshot_before.state)

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
 
+from lock_manager import LockManager
 from lock_manager.table_records.commit_stamp import CHANGES
 from writer_jobs.commit.lock_target import Lock
 from writer_jobs.commit.result import CommitResult
@@ -54,7 +55,7 @@ TOMBSTONES = SideTableLayout(TOMBSTONES_SUFFIX)
 
 
 class SideTable:
-    """The side table of the table that has this writer and these keys.
+    """The side table of the table that has this location and these keys.
 
     ``properties`` are table properties that its rows depend on; None: it must not have the property.
     """
@@ -62,7 +63,8 @@ class SideTable:
     def __init__(
         self,
         spark: SparkSession,
-        writer: LockedDeltaWriter,
+        manager: LockManager,
+        location: str,
         keys: Sequence[str],
         layout: SideTableLayout,
         properties: Mapping[str, str | None],
@@ -72,7 +74,7 @@ class SideTable:
         self._keys = list(keys)
         self._fields = layout.fields
         self._columns = [F.col(quoted(name)) for name in (*keys, *(field.name for field in layout.fields))]
-        self.writer = writer.side_writer(layout.suffix)
+        self.writer = LockedDeltaWriter(spark, manager, location.rstrip("/") + layout.suffix)
         self.location = self.writer.location
 
     def state(self) -> TableState | None:
