@@ -111,7 +111,7 @@ def test_histories_of_cells_in_any_order_equal_the_hbase_rows(
 
 def test_negative_control_without_stored_cells_rows_are_wrong(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     source = CellRows.source
-    monkeypatch.setattr(CellRows, "source", lambda self, rows, read, _, bounds: source(self, rows, read, None, bounds))
+    monkeypatch.setattr(CellRows, "source", lambda self, rows, read, _, *rest: source(self, rows, read, None, *rest))
     cells = histories(SEED, 500)
     for batch in shuffled_batches(SEED, cells, 2):
         feed.apply(batch)

@@ -317,9 +317,7 @@ def test_histories_in_any_order_equal_the_history_model(feed: Feed, number: int)
 @pytest.mark.full
 def test_negative_control_without_tombstones_late_rows_do_not_end(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     source = RowHistory.source
-    monkeypatch.setattr(
-        RowHistory, "source", lambda self, rows, read, _, bounds: source(self, rows, read, None, bounds)
-    )
+    monkeypatch.setattr(RowHistory, "source", lambda self, rows, read, _, *rest: source(self, rows, read, None, *rest))
     changes = histories(SEED, 500)
     for batch in shuffled_batches(SEED, changes, 2):
         feed.apply(batch, **SCD2_OPTIONS)

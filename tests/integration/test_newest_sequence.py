@@ -131,7 +131,7 @@ def test_a_commit_to_another_partition_during_a_batch_makes_the_newest_sequence_
         return add(self, *arguments)
 
     if not checks_versions:
-        monkeypatch.setattr(TableVersions, "are_next_to", lambda *_: True)
+        monkeypatch.setattr(TableVersions, "follow", lambda *_: True)
     monkeypatch.setattr(SideTable, "add", add_after_another)
     feed.apply(("a", 4, "4"), ("d", 4, None))
     feed.apply(("z", 7, "late"))
@@ -149,10 +149,30 @@ def test_failures_and_other_writes_make_the_newest_sequence_unknown(feed: Feed, 
     assert compared == [False]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         patch.setattr(BatchApplier, "_merge", kill_process)
-        feed.apply(("a", 6, "6"), ("d6", 6, None))
+        feed.apply(("a", 6, "6"))
+    # The killed batch has left the versions that it found.
     feed.apply(("a", 7, "7"))
     feed.apply(("a", 8, "8"))
     assert (feed.values(), compared) == ({"a": "8"}, [False, False])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "sequence",
+    # The texts are beyond the code points that UTF-16 has in one unit, and just below these.
+    ["timestamp_seconds(at)", "date_from_unix_date(at)", "IF(at < 5, '\uffee', '\U0001f600') || lpad(at, 20, '0')"],
+)
+def test_sequences_of_all_types_are_ordered_as_spark_orders_them(
+    feed: Feed, compared: list[bool], sequence: str
+) -> None:
+    feed.apply(("a", 1, "1"), ("d", 1, None), sequence_by=sequence)
+    feed.apply(("a", 2, "2"), sequence_by=sequence)
+    compared.clear()
+    feed.apply(("a", 4, "4"), ("d", 6, None), sequence_by=sequence)
+    feed.apply(("a", 7, "7"), sequence_by=sequence)
+    assert (feed.values(), compared) == ({"a": "7"}, [])
+    feed.apply(("d", 4, "late"), ("b", 7, "7"), sequence_by=sequence)
+    assert (feed.values(), compared) == ({"a": "7", "b": "7"}, [True])
 
 
 @pytest.mark.full

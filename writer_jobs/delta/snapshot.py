@@ -173,20 +173,23 @@ class Snapshot:
 
     @contextmanager
     def computed_meanwhile(self) -> Iterator[None]:
-        """Have Delta compute the table's state in another thread during the block, so that a later call is fast."""
+        """Have Delta compute the table's state in another thread, so that :meth:`last_transaction` is fast afterwards.
+
+        The block ends when the state is computed, or at once if it raises an exception.
+        """
 
         def compute() -> None:
-            with suppress(*JVM_ERRORS):  # the later call raises it
+            with suppress(*JVM_ERRORS):  # last_transaction raises it again
                 self.loaded.transactions()
 
         if self.version < 0:
             yield
             return
         thread = InheritableThread(target=compute, name="delta-state", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
+        with suppress(*JVM_ERRORS):
+            thread.start()
+        yield
+        if thread.ident is not None:
             thread.join()
 
     def may_have_dropped(self, app_id: str, since: float) -> bool:

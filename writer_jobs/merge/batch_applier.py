@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import uuid
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property, partial
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from lock_manager import SluiceError
 from lock_manager.table_records.commit_stamp import CHANGES
@@ -222,7 +223,8 @@ class BatchApplier:
             side_version = self._side_table.writer.log.head().version
             predicate = LockTarget.of(self._side_table.writer.log, partitions).predicate()
             stored_side_rows = self._side_table.rows(side_version, predicate).where(batch.bounds())
-        versions = TableVersions(snapshot.table_id, snapshot.version, side_version)
+        sequence = StructField(self._model.sequence or SEQUENCE, batch.rows.schema[SEQ].dataType)
+        versions = TableVersions(sequence, snapshot.table_id, snapshot.version, side_version)
         newest = NewestSequence(self._writer, batch.sequences, versions, partial(self._sequences, side_version))
 
         written_columns = {name.lower() for name in self._schema.names}
@@ -254,7 +256,8 @@ class BatchApplier:
             raise
         if self._side_rows is not None:
             self._records.remove(self._batch_id)
-        newest.record(TableVersions(snapshot.table_id, commit.version, new_side_version))
+        if commit.version is not None:
+            newest.record(replace(versions, version=commit.version, side_version=new_side_version))
         return commit
 
     def _sequences(self, side_version: int | None) -> DataFrame:

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import StructField
 
 from writer_jobs.merge.change_spec import SEQ
 from writer_jobs.merge.key_bounds import KeyBounds
@@ -17,23 +18,29 @@ from writer_jobs.writer import LockedDeltaWriter
 
 @dataclass(frozen=True)
 class TableVersions:
-    """Versions of a table and its side table.
+    """Versions of a table and its side table, and the sequence by which a batch is applied to them.
 
     Attributes:
+        sequence: Column of the sequence, and its type.
         table_id: Delta's id of the table.
-        version: Version of the table; None if it is not known.
+        version: Version of the table.
         side_version: Version of the side table; None if there is none.
 
     """
 
+    sequence: StructField
     table_id: str
-    version: int | None
+    version: int
     side_version: int | None
 
-    def are_next_to(self, versions: TableVersions) -> bool:
-        """Return whether one commit to the table, and at most one to the side table, has made these of ``versions``."""
-        added = (self.version or 0) - (versions.version or 0), (self.side_version or 0) - (versions.side_version or 0)
-        return self.table_id == versions.table_id and added in ((1, 0), (1, 1))
+    def follow(self, earlier: TableVersions) -> bool:
+        """Return whether one commit to the table, and at most one to the side table, made these of earlier versions."""
+        is_same_table = (self.table_id, self.sequence) == (earlier.table_id, earlier.sequence)
+        if not is_same_table or self.version != earlier.version + 1:
+            return False
+        if self.side_version is None or earlier.side_version is None:
+            return self.side_version == earlier.side_version
+        return self.side_version - earlier.side_version in (0, 1)
 
 
 @dataclass(frozen=True)
@@ -79,13 +86,16 @@ class NewestSequence:
         self._is_older = False
 
     def is_older_than_batch(self) -> bool:
-        """Return whether each sequence of the table is known to be older than all of the batch."""
+        """Return whether all sequences of table and tombstones are known to be older than those of the batch."""
         if self._limits is None or not self._is_last_writer:
             return False
         least, _ = self._limits
         if self._newest is None:
             # Delta skips the files with older sequences.
-            rows = self._read_sequences().where(self._sequences.is_at_least(F.col(SEQ), SEQ))
+            stored_rows = self._read_sequences()
+            if stored_rows.schema[SEQ].dataType != self._versions.sequence.dataType:
+                return False
+            rows = stored_rows.where(self._sequences.is_at_least(F.col(SEQ), SEQ))
             bounds = KeyBounds(rows.schema, [SEQ])
             values = rows.agg(F.count("*").alias("count"), *bounds.aggregates()).collect()[0].asDict()
             bounds.load(values)
@@ -97,7 +107,7 @@ class NewestSequence:
 
     def record(self, versions: TableVersions) -> None:
         """Record the versions that the batch has left. They do not count if another writer has committed meanwhile."""
-        if self._limits is None or not versions.are_next_to(self._versions):
+        if self._limits is None or not versions.follow(self._versions):
             return
         _, newest = self._limits
         if self._newest is not None:

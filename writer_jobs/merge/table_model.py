@@ -84,8 +84,8 @@ class TableModel(RowModel):
 
         ``read_table`` returns the table's rows within the bounds of the batch. ``side_rows`` has the keys, the fields
         and ``SEQ`` of the side table's rows of earlier batches; None: there are none. ``sequences`` are the bounds of
-        ``SEQ`` in the batch. ``are_newest`` returns whether all of these are known to be newer than each of the
-        tables.
+        ``SEQ`` in the batch. ``are_newest`` returns whether all of these are known to be newer than every
+        sequence in the table and its side table.
         """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -98,27 +98,29 @@ def apply_events(
     """
     snapshot = writer.log.snapshot()
     table = snapshot.state
-    try:
-        # The batch needs the table's state if it has a transaction.
-        with nullcontext() if txn is None else snapshot.computed_meanwhile():
-            batch = decode(
-                messages,
-                table=table,
-                keys=keys,
-                sequence_by=sequence_by,
-                source_tables=source_tables,
-                partition_by=partition_by,
-                unavailable_value=unavailable_value,
-                flattened=flattened,
-                schema_registry=schema_registry,
-                infinity=infinity,
-                local_times=local_times,
-                on_truncate=on_truncate,
-                keeps_history=stored_as_scd_type != 1,
-            )
-    except FeedError as error:
-        raise ChangesError(table=writer.table, reason=str(error)) from error
-    with batch:
+    with ExitStack() as resources:
+        try:
+            # A batch with a transaction needs the table's state.
+            with nullcontext() if txn is None else snapshot.computed_meanwhile():
+                batch = resources.enter_context(
+                    decode(
+                        messages,
+                        table=table,
+                        keys=keys,
+                        sequence_by=sequence_by,
+                        source_tables=source_tables,
+                        partition_by=partition_by,
+                        unavailable_value=unavailable_value,
+                        flattened=flattened,
+                        schema_registry=schema_registry,
+                        infinity=infinity,
+                        local_times=local_times,
+                        on_truncate=on_truncate,
+                        keeps_history=stored_as_scd_type != 1,
+                    )
+                )
+        except FeedError as error:
+            raise ChangesError(table=writer.table, reason=str(error)) from error
         if max_dead_letters is not None:
             counted_messages = batch.event_count + batch.dead_count
             max_dead_letters.check(writer.table, batch.dead_count, counted_messages, batch.dead_reason)
